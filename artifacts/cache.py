@@ -1,11 +1,11 @@
-"""What later runs need not make again: bytes under a hash of all that decides them.
+"""Caches for later runs: bytes stored under a hash of everything that decides them.
 
-A cache decides speed, never a result. An entry is one file, the SHA-256 of its content and then the
-content; or, where programs read its files themselves, a local folder with a manifest of its files'
-checksums. It is read whole and compared, so one that is cut, changed or gone is made again. It is
-written under a name of its own and renamed, so several makers at once do no harm. A reader holds
-the bytes, so it misses nothing that is removed meanwhile. Reading renews an entry's time: what was
-used longest ago goes first, when the caches have to be cut (`llm_assets.maintenance.cleaning`).
+A cache decides speed, never a result. An entry is one file, the SHA-256 of its content followed by
+the content; or, where programs read the files themselves, a local folder with a manifest of their
+checksums. It is read whole and verified, so one that was cut, changed or removed is made again. It
+is written under a name of its own and then renamed, so concurrent makers do no harm. A reader holds
+the bytes, so it misses nothing that is removed meanwhile. Reading renews an entry's time: when the
+caches have to be cut, the least recently used go first (`llm_assets.maintenance.cleaning`).
 """
 
 import hashlib
@@ -28,17 +28,18 @@ from artifacts.store.layout import MANIFEST_NAME
 from artifacts.store.manifest import find_faults
 
 _DIGEST_BYTES = 32
+# In an object store a renewal writes the entry again, so once a day is enough.
 _RENEWAL_SECONDS = 24 * 60 * 60
 _MANIFEST = TypeAdapter(list[FileEntry])
 
 
 def cache_key(entry: str, module: str, libraries: Sequence[str] = (), **decided_by: Any) -> str:
-    """The name of an entry: another one wherever something differs that may decide the content.
+    """The name of an entry; it differs if anything differs that may affect the content.
 
     Args:
-        entry: what it holds, in words, since a module may make several kinds of the same things.
-        module: of this project, that makes the content; its source and that of all modules of this
-            project that it imports are part of the key, and so is the version of Python.
+        entry: what it holds, in words, since a module may make several kinds of entries.
+        module: the module of this project that makes the content; its source, that of all modules
+            of this project that it imports, and the version of Python are part of the key.
         libraries: packages that take part; their versions are part of the key.
         decided_by: all else that decides the content, as values that JSON can hold.
     """
@@ -62,9 +63,9 @@ def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes | m
     """
     if folder is None:
         return make()
-    kept = read_cached(folder, key)
-    if kept is not None:
-        return kept
+    stored_content = read_cached(folder, key)
+    if stored_content is not None:
+        return stored_content
     content = make()
     write_cached(folder, key, content)
     return content
@@ -113,6 +114,7 @@ def place_cached(
     sha256 = entry[:_DIGEST_BYTES].hex()
     if files.link(f"{folder}/{key}", url):
         return CachedContent(_DIGEST_BYTES, sha256)
+    # A link cannot lead to another file system or into an object store.
     files.write(url, memoryview(entry)[_DIGEST_BYTES:], sync=False)
     return CachedContent(0, sha256)
 
@@ -134,16 +136,17 @@ def write_cached(folder: str, key: str, content: bytes | memoryview) -> None:
     """Keep an entry, in place of an earlier one of this key."""
     try:
         entry = hashlib.sha256(content).digest() + content
+        # Not flushed: what a loss of power leaves half written fails its checksum.
         files.write(f"{folder}/{key}", entry, sync=False)
     except FileNotFoundError:
         pass  # It was removed while it was written.
 
 
 def cached_sha256(folder: Path, file: Path) -> str:
-    """The SHA-256 of a local file, read once while what the file system says of it (number, size,
-    times of its content and of its entry) stays: another program may have read it."""
-    found = os.stat(file)
-    state = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    """The SHA-256 of a local file, computed once, by whichever program, as long as the file
+    system's record of it (number, size, times of its content and of its entry) stays the same."""
+    status = os.stat(file)
+    state = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     key = hash_json({"file": state})
     return bytes(cached(str(folder), key, lambda: sha256_of(str(file)).encode())).decode()
 
@@ -173,6 +176,7 @@ def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
                         draft.rename(place)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+    # As for any entry, the time says when it was last used.
     for file in place.iterdir():
         os.utime(file)
     return place

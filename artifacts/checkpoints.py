@@ -36,7 +36,7 @@ class CheckpointManifest(BaseModel):
     """Never removed by rotation."""
     files: list[FileEntry]
     checksum: str = ""
-    """A hash of all other fields."""
+    """A hash of all other fields; a manifest without one counts as changed."""
 
     @property
     def is_whole(self) -> bool:
@@ -149,15 +149,15 @@ def newest_step(run_url: str) -> int | None:
 
 
 def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -> int | None:
-    """Begin another run with the newest valid checkpoint, before a step, of one that took the same
-    steps.
+    """Copy a run's newest valid checkpoint before a step to another run that takes the same steps.
 
-    Returns the step that the other run goes on from: of the checkpoint, or its own where it has
-    begun, before a kill say; None where the run has none that early.
+    Returns the step from which the other run goes on: that of the copy, or of its own newest
+    checkpoint where it has begun already, for example before a kill; None where the first run has
+    no checkpoint that early.
     """
-    begun = newest_step(target_url)
-    if begun is not None:
-        return begun
+    own_step = newest_step(target_url)
+    if own_step is not None:
+        return own_step
     for step, url in reversed(_step_folders(run_url)):
         try:
             checkpoint = _read(url) if step < before else None
@@ -167,10 +167,11 @@ def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -
         except DamagedArtifact:
             continue
         manifest = checkpoint.manifest
-        copied = clear_step(target_url, step)
+        folder = clear_step(target_url, step)
         for entry in manifest.files:
-            files.make_folder(f"{copied}/{entry.path}".rpartition("/")[0])
-            files.copy(f"{url}/{entry.path}", f"{copied}/{entry.path}")
+            files.make_folder(f"{folder}/{entry.path}".rpartition("/")[0])
+            files.copy(f"{url}/{entry.path}", f"{folder}/{entry.path}")
+        # Last, so that a copy which was broken off does not exist as a checkpoint.
         commit(target_url, step, content, manifest.state, manifest.permanent)
         return step
     return None
@@ -178,23 +179,23 @@ def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -
 
 def find_damaged(run_url: str) -> list[tuple[int, str]]:
     """Steps whose committed checkpoint is not what its manifest says, each with its fault."""
-    found = []
+    faults = []
     for step, url in _step_folders(run_url):
         try:
             checkpoint = _read(url)
             if checkpoint:
                 verify(checkpoint)
         except DamagedArtifact as damage:
-            found.append((step, str(damage).removesuffix(".")))
-    return found
+            faults.append((step, str(damage).removesuffix(".")))
+    return faults
 
 
 def rotate(run_url: str, keep: int) -> list[int]:
     """Remove what `find_superfluous` finds; returns its steps."""
-    removed = find_superfluous(run_url, keep)
-    for step in removed:
+    steps = find_superfluous(run_url, keep)
+    for step in steps:
         _remove(step_url(run_url, step))
-    return removed
+    return steps
 
 
 def find_superfluous(
@@ -204,8 +205,8 @@ def find_superfluous(
 
     Folders without a manifest that are older than the newest checkpoint count too.
     """
-    found: list[int] = []
-    kept = 0
+    superfluous: list[int] = []
+    kept_count = 0
     folders = _step_folders(run_url)
     # Beside a single one nothing is superfluous, so that its files need not be read.
     for step, url in reversed(folders if len(folders) > 1 else []):
@@ -213,15 +214,17 @@ def find_superfluous(
             checkpoint = _read(url)
             if checkpoint and checkpoint.manifest.permanent:
                 continue
-            if checkpoint and kept < keep:
+            if checkpoint and kept_count < keep:
                 check(checkpoint)
-                kept += 1
+                kept_count += 1
                 continue
         except DamagedArtifact:
             pass
-        if kept:
-            found.append(step)
-    return found
+        # A damaged checkpoint was not counted, so it never takes the place of a whole one. Folders
+        # newer than the newest whole checkpoint stay: one of them may be a save under way.
+        if kept_count:
+            superfluous.append(step)
+    return superfluous
 
 
 def remove_all(run_url: str) -> int:
@@ -244,6 +247,7 @@ def _read(url: str) -> Checkpoint | None:
         return None
     try:
         manifest = CheckpointManifest.model_validate_json(content)
+        # Content of another form is damage as well.
         _identity(manifest.content)
     except ValidationError as error:
         fault = error.errors()[0]["msg"]
@@ -259,9 +263,9 @@ def _identity(content: dict[str, Any]) -> Identity:
 
 
 def _refuse_other_content(checkpoint: Checkpoint, content: dict[str, Any]) -> None:
-    if found := differences(_identity(checkpoint.manifest.content), _identity(content)):
+    if changes := differences(_identity(checkpoint.manifest.content), _identity(content)):
         raise UserError(
-            f"{checkpoint.url} was made by another run: {'; '.join(found)}. Continue with the "
+            f"{checkpoint.url} was made by another run: {'; '.join(changes)}. Continue with the "
             "settings it was made with, or use another run folder."
         )
 

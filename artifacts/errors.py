@@ -47,8 +47,8 @@ def has_control_characters(text: str) -> bool:
     return bool(_UNSAFE.search(text) or _BREAKS.search(text))
 
 
-def _escape(found: re.Match[str]) -> str:
-    return found.group().encode("unicode_escape").decode()
+def _escape(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode()
 
 
 _DISTRIBUTIONS = {
@@ -73,14 +73,15 @@ def extra_of(module: str) -> str | None:
     None where none does, or where llm-assets itself is not installed as a distribution.
     """
     name = module.partition(".")[0]
-    wanted = _DISTRIBUTIONS.get(name, name).replace("_", "-").lower()
+    distribution = _DISTRIBUTIONS.get(name, name).replace("_", "-").lower()
     try:
         requirements = importlib.metadata.requires("llm-assets") or []
     except importlib.metadata.PackageNotFoundError:
         return None
     for requirement in requirements:
+        # Such a line of the metadata is `NAME>=VERSION; extra == "EXTRA"`.
         extra = re.match(r"""([\w.-]+).*;.*\bextra == ["']([\w-]+)["']""", requirement)
-        if extra and extra[1].replace("_", "-").lower() == wanted:
+        if extra and extra[1].replace("_", "-").lower() == distribution:
             return extra[2]
     return None
 
@@ -139,14 +140,15 @@ OF_ONE_REQUEST = re.compile(
     r"\s*\((?:Request ID|Amzn Trace ID|Amz CF ID): [^)\n]*\)"
     r"|\s*Job ID: \S+"
 )
-"""What errors of the Hub and of BigQuery say of one request alone."""
+"""What errors of the Hub and of BigQuery say of one request alone. Without it, an error that
+repeats reads the same each time, and is reported once."""
 
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line of at most 300 characters; its name where it says nothing."""
-    # Of the Hub's limit of requests, the first line has nothing else.
-    told = OF_ONE_REQUEST.sub("", str(error)).strip()
-    return (told or type(error).__name__).splitlines()[0][:300]
+    # The first line of the Hub's rate-limit error has nothing but the request's id.
+    message = OF_ONE_REQUEST.sub("", str(error)).strip()
+    return (message or type(error).__name__).splitlines()[0][:300]
 
 
 def make_command(asset: str) -> str:
@@ -167,9 +169,9 @@ def materialize_command(*selected: str) -> str:
         # In a project that `llm-assets init` made, that file says where the definitions are.
         if "DAGSTER_MODULE_NAME=llm_assets" in Path("env.sh").read_text():
             config = os.environ.get(CONFIG_VARIABLE)
-            chosen = f"{CONFIG_VARIABLE}={quote(config)} " if config else ""
+            assignment = f"{CONFIG_VARIABLE}={quote(config)} " if config else ""
             # In a shell of its own, so that the user's keeps what it has.
-            return f"(. ./env.sh && {chosen}{command})"
+            return f"(. ./env.sh && {assignment}{command})"
     return command
 
 
@@ -229,24 +231,31 @@ def reason_of(error: BaseException, place: str = ".") -> str | None:
     Args:
         place: a folder on the disk that was written to, for errors that name no file.
     """
-    for one in chain(error):
-        if isinstance(one, UserError):
-            return str(one)
-        found = _of_system(one, place) or _of_memory(one) or _of_spark(one)
-        found = found or _of_worker(one) or _of_history(one) or _of_network(one) or _of_parquet(one)
-        if found:
-            return found
+    for cause in chain(error):
+        if isinstance(cause, UserError):
+            return str(cause)
+        reason = _of_system(cause, place) or _of_memory(cause) or _of_spark(cause)
+        reason = (
+            reason
+            or _of_worker(cause)
+            or _of_history(cause)
+            or _of_network(cause)
+            or _of_parquet(cause)
+        )
+        if reason:
+            return reason
     return _of_missing_module(error)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
     """An error, what caused it, what caused that."""
-    seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
-        following = following.__cause__ or following.__context__
+    # Exceptions can be chained in a circle.
+    seen_ids: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen_ids:
+        seen_ids.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 def free_space(path: str) -> str:
@@ -262,10 +271,11 @@ def memory_limit() -> int:
     """Bytes of memory that processes here may have: the control group's limit, or the machine's."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        stated = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
     except OSError:
         return machine
-    return min(machine, int(stated)) if stated.isdigit() else machine
+    # Without a limit, the file says `max`.
+    return min(machine, int(limit)) if limit.isdigit() else machine
 
 
 def _count_kills() -> int | None:
@@ -273,11 +283,12 @@ def _count_kills() -> int | None:
     the machine; None where it does not say."""
     for counters in _KILL_COUNTERS:
         with suppress(OSError):
-            if found := re.search(r"^oom_kill (\d+)$", Path(counters).read_text(), re.MULTILINE):
-                return int(found[1])
+            if match := re.search(r"^oom_kill (\d+)$", Path(counters).read_text(), re.MULTILINE):
+                return int(match[1])
     return None
 
 
+# Read when the program starts: the counter includes kills from before, which explain nothing now.
 _KILLS_BEFORE = _count_kills()
 
 
@@ -292,15 +303,15 @@ def why_killed(for_less: str) -> str:
         return f"perhaps because memory ran out (the limit here is {limit}). {for_less}"
     if kills == _KILLS_BEFORE:
         return "but not for want of memory: the kernel has ended no process for that."
-    ended = f"the kernel ended a process for that; the limit here is {limit}"
-    return f"most likely because memory ran out: {ended}. {for_less}"
+    cause = f"the kernel ended a process for that; the limit here is {limit}"
+    return f"most likely because memory ran out: {cause}. {for_less}"
 
 
 def _of_system(error: BaseException, place: str) -> str | None:
     if not isinstance(error, OSError):
         # safetensors and tokenizers are written in Rust, and raise classes of their own.
-        found = _RUST_ERROR.search(str(error))
-        return _of_system(OSError(int(found[1]), ""), place) if found else None
+        match = _RUST_ERROR.search(str(error))
+        return _of_system(OSError(int(match[1]), ""), place) if match else None
     path = shown(str(error.filename or place))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
@@ -334,7 +345,7 @@ def _of_system(error: BaseException, place: str) -> str | None:
 
 def _of_network(error: BaseException) -> str | None:
     """By the names of classes, so that none of the clients has to be imported."""
-    names = {one.__name__ for one in type(error).__mro__}
+    names = {base.__name__ for base in type(error).__mro__}
     if "DefaultCredentialsError" in names:
         return (
             f"{first_line(error)} Log in with `gcloud auth application-default login`, or set "
@@ -401,10 +412,10 @@ def _of_spark(error: BaseException) -> str | None:
             "is lost: free some space, or set `SPARK_LOCAL_DIRS` to a folder on another disk, and "
             "run the same again."
         )
-    for pattern, ended in _SPARK_ENDED.items():
+    for pattern, event in _SPARK_ENDED.items():
         if re.search(pattern, text):
             why = why_killed("Lower `spark.driver_memory` or `spark.partitions`.")
-            return f"{ended}, {why} Run the same again: what is finished is not done twice."
+            return f"{event}, {why} Run the same again: what is finished is not done twice."
     return None
 
 
@@ -454,8 +465,8 @@ def _of_history(error: BaseException) -> str | None:
         return install_advice(absent[1])
     if unset := re.search(r'fetch the environment variable "(\w+)" which is not set', text):
         return f"dagster.yaml names the environment variable {unset[1]}, which is not set here."
-    wrong = "loading dagster instance config at dagster.yaml.", "Expected YAML from file "
-    if fault := next((text.partition(one)[2] for one in wrong if one in text), None):
+    phrases = "loading dagster instance config at dagster.yaml.", "Expected YAML from file "
+    if fault := next((text.partition(phrase)[2] for phrase in phrases if phrase in text), None):
         return f"dagster.yaml is wrong: {fault.strip()}"
     if "attempt to write a readonly database" in text or "unable to open database file" in text:
         return (

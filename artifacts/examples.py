@@ -20,9 +20,9 @@ Form = Literal["pretraining", "conversations", "pairs", "labeled", "preferences"
 Example = dict[str, Any]
 
 TARGETS = ("target", "label", "assistant", "chosen", "rejected")
-"""Keys and roles of what is to be said."""
+"""Keys and roles of the text to be learned."""
 ANSWER = {"role": "assistant"}
-"""The turn that both answers to a prompt are."""
+"""Stands for either answer to a prompt, where roles are compared."""
 
 
 def write_example(example: Example) -> str:
@@ -75,6 +75,7 @@ def _role_fault(roles: list[str]) -> tuple[str, str] | None:
     for number, role in enumerate(turns):
         expected = ("user", "assistant")[number % 2]
         if role != expected:
+            # Counted from 1, the system's turn included.
             place = number + 1 + len(roles) - len(turns)
             return "wrong_roles", f"message {place} is of {role!r}, where {expected!r} belongs"
     if turns[-1] == "user":

@@ -87,6 +87,8 @@ def process_started(process: int) -> str | None:
     has not noticed counts as not running.
     """
     try:
+        # A program's name, in parentheses, may hold spaces and parentheses: fields are counted
+        # after it.
         fields = (PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -149,7 +151,7 @@ def local_lease(path: Path, on_wait: Callable[[str], None] | None = None) -> Ite
 
 
 def _lock(path: Path, on_wait: Callable[[str], None] | None) -> IO[str]:
-    """The lock file, locked; who had to wait for one that was removed meanwhile begins again."""
+    """The lock file, opened and locked; begins again where the file was removed meanwhile."""
     waited = False
     while True:
         file = path.open("a+")
@@ -179,6 +181,7 @@ def is_held(path: Path) -> bool:
     """Whether somebody holds the lease on a local path just now."""
     try:
         with path.open("rb") as file:
+            # A shared lock: two that look at once do not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -188,7 +191,7 @@ def is_held(path: Path) -> bool:
 
 
 LIFETIME_SECONDS = 60.0
-"""So long a holder that died keeps others waiting."""
+"""How long a dead holder keeps others waiting."""
 ABANDONED_SECONDS = 30 * LIFETIME_SECONDS
 OBJECT_POLL_SECONDS = 1.0
 """Between two looks of a waiting maker."""
@@ -223,32 +226,33 @@ def object_is_held(url: str) -> bool:
     Of another machine's holder one cannot ask. It renews its lease several times a minute, so one
     that is `ABANDONED_SECONDS` old is nobody's, however far this machine's clock is off.
     """
-    found = files.read_dated(files.blob_of(url))
-    if found is None:
+    lease = files.read_dated(files.blob_of(url))
+    if lease is None:
         return False
-    content, _, written = found
-    return not is_gone(content.decode()) and time.time() - written < ABANDONED_SECONDS
+    content, _, written_at = lease
+    return not is_gone(content.decode()) and time.time() - written_at < ABANDONED_SECONDS
 
 
 def _acquire(blob: "Blob", on_wait: Callable[[str], None] | None) -> tuple[bytes, int]:
     """Take the lease; returns the object's content and generation."""
-    seen, since = files.ABSENT, time.monotonic()
-    told = False
+    last_generation, since = files.ABSENT, time.monotonic()
+    has_announced = False
     while True:
         content, current = files.read_generation(blob)
         holder = (content or b"").decode(errors="replace")
-        if current != seen:
-            seen, since = current, time.monotonic()
+        if current != last_generation:
+            last_generation, since = current, time.monotonic()
         is_free = current == files.ABSENT or time.monotonic() - since > LIFETIME_SECONDS
         if is_free or is_gone(holder):
-            own = _describe_hold().encode()
-            taken = files.write_generation(blob, own, current)
-            if taken is not None:
-                return own, taken
+            hold = _describe_hold().encode()
+            generation = files.write_generation(blob, hold, current)
+            if generation is not None:
+                return hold, generation
+            # Another waiting maker was faster.
             continue
-        if on_wait and not told:
+        if on_wait and not has_announced:
             on_wait(holder_in_words(holder))
-        told = True
+        has_announced = True
         time.sleep(OBJECT_POLL_SECONDS)
 
 
@@ -322,8 +326,8 @@ class ObjectLease:
         if generation is None:
             # The answer to a write that was made may be lost, and the client's own second try is
             # refused then: what is there is this holder's.
-            found, current = files.read_generation(self._blob)
-            generation = current if found == content else None
+            stored_content, current = files.read_generation(self._blob)
+            generation = current if stored_content == content else None
         if generation is None:
             self.lost = True
         else:

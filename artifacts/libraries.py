@@ -16,12 +16,12 @@ from pathlib import Path
 from artifacts.errors import UserError
 
 PYTHON, UNICODE = "python", "unicode"
-"""Names of what is no package: Python itself, and its table of characters."""
+"""What is no package but is versioned all the same: Python itself, and its Unicode tables."""
 ABSENT = "absent"
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Name to version, without what it was built for (`2.13.0+cpu`)."""
+    """Name to version, without the build's own tag (`2.13.0+cpu`)."""
     return {name: _version(name) for name in sorted(names)}
 
 
@@ -71,16 +71,16 @@ def source_hash(*modules: str) -> str:
 
     Comments, docstrings and layout do not enter it.
     """
-    found: dict[str, str] = {}
-    waiting = list(modules)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            imports, found[name] = _source(name)
-            waiting += imports
+    hashes: dict[str, str] = {}
+    queue = list(modules)
+    while queue:
+        name = queue.pop()
+        if name not in hashes:
+            imports, hashes[name] = _source(name)
+            queue += imports
     digest = hashlib.sha256()
-    for name in sorted(found):
-        digest.update(f"{name} {found[name]}\n".encode())
+    for name in sorted(hashes):
+        digest.update(f"{name} {hashes[name]}\n".encode())
     return digest.hexdigest()[:16]
 
 

@@ -39,6 +39,7 @@ def older_config(config: dict[str, Any]) -> dict[str, Any]:
     rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:
         names["rope_theta"] = rope["rope_theta"]
+        # Version 4 keeps the base frequency apart from the scaling.
         if rope.get("rope_type", "default") != "default":
             names["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
         if "partial_rotary_factor" in rope:
@@ -49,9 +50,9 @@ def older_config(config: dict[str, Any]) -> dict[str, Any]:
 def older_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
     """A tokenizer's config whose class and special tokens both versions know."""
     changed = dict(config)
-    known = str(config.get("tokenizer_class"))
-    if known in TOKENIZER_CLASSES:
-        changed["tokenizer_class"] = TOKENIZER_CLASSES[known]
+    class_name = str(config.get("tokenizer_class"))
+    if class_name in TOKENIZER_CLASSES:
+        changed["tokenizer_class"] = TOKENIZER_CLASSES[class_name]
     extra = config.get("extra_special_tokens")
     if isinstance(extra, list):
         changed["additional_special_tokens"] = extra
@@ -60,7 +61,8 @@ def older_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def byte_letters() -> list[str]:
-    """The letter that byte-level BPE writes for each of the 256 byte values."""
+    """The letter that byte-level BPE writes for each of the 256 byte values, as GPT-2's encoder
+    does."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     letters, next_letter = [], 256
     for byte in range(256):
@@ -85,6 +87,7 @@ that the model was taught, as `max_new_tokens` there is how long its targets may
 SERVED = re.compile(
     "CausalLM|LMHeadModel|ConditionalGeneration|MTModel|SequenceClassification|MaskedLM"
 )
+"""Found in the name of every architecture that some engine serves."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -130,22 +133,23 @@ def weight_files(folder: Path) -> list[Path]:
     none, as where the weights are pickled, which are never read."""
     pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if (folder / INDEX).is_file():
-        names = _read_json(folder / INDEX).get("weight_map", {}).values()
-        listed = [folder / name for name in sorted(set(names))]
-        absent = [path for path in listed if not path.is_file()]
-        if listed and not absent:
-            return [*map(_whole, listed)]
-        if absent and (absent != listed or not any(folder.glob("pytorch_model*.bin"))):
+        shard_names = _read_json(folder / INDEX).get("weight_map", {}).values()
+        paths = [folder / name for name in sorted(set(shard_names))]
+        absent = [path for path in paths if not path.is_file()]
+        if paths and not absent:
+            return [*map(_whole, paths)]
+        # If all of them are absent and there are pickles, the message below is more helpful.
+        if absent and (absent != paths or not any(folder.glob("pytorch_model*.bin"))):
             raise UserError(f"{absent[0]} is absent, though {INDEX} lists it.")
     elif (folder / WEIGHTS).is_file():
         return [_whole(folder / WEIGHTS)]
     if not pickled:
         raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
-    named = ", ".join(pickled if len(pickled) < 4 else [pickled[0], "...", pickled[-1]])
+    names = ", ".join(pickled if len(pickled) < 4 else [pickled[0], "...", pickled[-1]])
     architecture = str((own_config(folder).get("architectures") or ["AutoModel"])[0])
     architecture = architecture if architecture.isidentifier() else "AutoModel"
     raise UserError(
-        f"{folder} holds only pickled weights ({named}); safetensors are needed, since pickles can "
+        f"{folder} holds only pickled weights ({names}); safetensors are needed, since pickles can "
         "run code. This reads them as plain numbers, which runs none of it, and writes "
         f'safetensors beside them: python -c "from transformers import {architecture} as M; '
         f"M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}')\""
@@ -188,7 +192,7 @@ COUNTED_FROM_PADDING = (
 
 
 def first_position(config: dict[str, Any]) -> int:
-    """The number of a text's first position."""
+    """The number of a text's first position; 514 positions of RoBERTa hold 512 tokens."""
     kind = str(config.get("model_type"))
     counts = any(family in kind for family in COUNTED_FROM_PADDING)
     return (config.get("pad_token_id", 1) or 0) + 1 if counts else 0
@@ -197,8 +201,8 @@ def first_position(config: dict[str, Any]) -> int:
 def context_tokens(config: dict[str, Any]) -> int | None:
     """Most tokens that a model's positions allow; None where its config names no limit."""
     unbounded = {"n_positions"} if DISTANCES_KEY in config else set()
-    found = (config[key] for key in POSITION_KEYS if config.get(key) and key not in unbounded)
-    return next((int(count) - first_position(config) for count in found), None)
+    limits = (config[key] for key in POSITION_KEYS if config.get(key) and key not in unbounded)
+    return next((int(count) - first_position(config) for count in limits), None)
 
 
 WINDOW_KEYS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
@@ -219,8 +223,8 @@ def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
     heads = config.get("num_attention_heads") or config.get("n_head") or 1
     width = config.get("hidden_size") or config.get("n_embd") or 0
     size = config.get("head_dim") or width // heads
-    kept = config.get("num_key_value_heads") or heads
-    return int(2 * layers * kept * size * value_bytes)
+    kv_heads = config.get("num_key_value_heads") or heads
+    return int(2 * layers * kv_heads * size * value_bytes)
 
 
 def _whole(path: Path) -> Path:
@@ -228,6 +232,7 @@ def _whole(path: Path) -> Path:
     damaged = UserError(f"{path} is damaged: it is not as long as its header says.")
     size = path.stat().st_size
     with path.open("rb") as file:
+        # The format: eight bytes of length, a JSON header of that length, then the tensors' bytes.
         header_bytes = int.from_bytes(file.read(8), "little")
         if not 0 < header_bytes <= size - 8:
             raise damaged
@@ -258,14 +263,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 def fitting_vocab_size(place: str, config: dict[str, Any], tokenizer_size: int) -> int:
     """How many ids a model has, by its config or else its tokenizer's largest id plus one; raises
     UserError where the tokenizer has more."""
-    stated = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if stated and tokenizer_size > stated:
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if size and tokenizer_size > size:
         raise UserError(
             f"The tokenizer in {place} has token ids up to {tokenizer_size - 1}, outside the "
-            f"model's vocabulary of {stated} (config.json). Resize the model's embeddings, or name "
+            f"model's vocabulary of {size} (config.json). Resize the model's embeddings, or name "
             "the tokenizer it was trained with."
         )
-    return int(stated or tokenizer_size)
+    return int(size or tokenizer_size)
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -288,13 +293,14 @@ def end_of_turn(tokenizer: Any, chat_template: str | None) -> list[int]:
     from jinja2 import TemplateError
 
     try:
-        shown = tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             messages, chat_template=chat_template, tokenize=False, add_generation_prompt=False
         )
     except TemplateError:
-        # It refuses these roles, and whatever was written by it has others.
+        # A template that refuses these roles wrote its rows with others, whose end is unknown here.
         return []
-    after = tokenizer(shown.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
+    # What the template writes after the answer is the end of a turn.
+    after = tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
     return [token for token in after if token in tokenizer.all_special_ids][:1]
 
 

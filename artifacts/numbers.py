@@ -40,6 +40,7 @@ def lower_bounds(
     `numpy.searchsorted` looks for all of them in the whole, which touches more of a mapped file.
     """
     first, last = first.copy(), last.copy()
+    # All binary searches side by side; those are left whose range is not empty yet.
     while len(wide := np.flatnonzero(first < last)):
         middle = (first[wide] + last[wide]) // 2
         below = ordered[middle] < wanted[wide]
@@ -78,6 +79,7 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     values = np.asarray(indices, np.uint64)
     if size < 1 or (values.size and int(values.max()) >= size):
         raise ValueError(f"indices must lie in range({size})")
+    # Two halves of equal size, rounded up, so that together they hold every index.
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = np.uint64(key & 0xFFFFFFFFFFFFFFFF) + np.arange(1, ROUNDS + 1, dtype=np.uint64)
     keys = mix(keys * GOLDEN)

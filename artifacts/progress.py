@@ -25,8 +25,8 @@ class CountedProgress:
         if now - self._last < REPORT_SECONDS:
             return
         self._last = now
-        rest = (now - self._started) / max(done, 1) * (self._total - done)
-        to_go = f", about {format_duration(rest)} to go" if done else ""
+        seconds = (now - self._started) / max(done, 1) * (self._total - done)
+        to_go = f", about {format_duration(seconds)} to go" if done else ""
         self._report(f"{self._label}: {done:,} of {self._total:,} {self._unit}{to_go}")
 
 

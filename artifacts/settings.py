@@ -22,7 +22,8 @@ class Settings(BaseModel):
     )
 
     def content(self) -> dict[str, Any]:
-        """What of them decides what is made, as JSON values: all, where a model does not say."""
+        """The settings that decide what is made, as JSON values; all of them, unless a model says
+        otherwise."""
         return self.model_dump(mode="json")
 
 
@@ -67,13 +68,13 @@ def _refuse_repeated_key(keys: list[Any]) -> None:
     """Raise ValueError where a mapping has a key twice: of its values only the last would count."""
     lines: dict[tuple[str, str], int] = {}
     for key in keys:
-        said, line = (key.tag, str(key.value)), key.start_mark.line + 1
-        if said in lines:
+        name, line = (key.tag, str(key.value)), key.start_mark.line + 1
+        if name in lines:
             raise ValueError(
-                f"the key `{key.value}` is on line {lines[said]} and again on line {line}; put "
+                f"the key `{key.value}` is on line {lines[name]} and again on line {line}; put "
                 "what belongs under it in one place"
             )
-        lines[said] = line
+        lines[name] = line
 
 
 def check_address(url: str) -> str:

@@ -92,6 +92,7 @@ def holds(text: str, value: str, edge: str = _LETTER) -> bool:
     phrase = re.escape(pieces[0][0])
     for last, piece in pairwise(pieces):
         phrase += (r"\s+" if last.end() < piece.start() else r"\s*") + re.escape(piece[0])
+    # A part of a number is no number of its own: neither `1,250` nor `250.5` stands in `1,250.5`.
     before, after = r"(?!(?<=\d[.,])\d)", r"(?!(?<=\d)[.,]\d)"
     if not _CHARACTER.match(pieces[0][0]):
         before = f"(?<!{edge}){before}"
@@ -106,7 +107,8 @@ def continue_with(text: str, value: str) -> str:
 
 
 def _quarters(word: str) -> int:
-    """How much a word, or a character of one, counts, in quarters of a word."""
+    """How much a word, or a character of one, counts, in quarters of a word: as two or four
+    characters make a word, sums stay whole numbers."""
     if len(word) > 1 or word.isascii():
         return 4
     return next((share for of, share in _WORD_SHARES if of.match(word)), 4)

@@ -15,6 +15,7 @@ from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.history import Activity, dagster_home
 
+# The thresholds of alerts.yml, so that both warn of the same.
 LEAST_FREE_BYTES = 10e9
 MOST_SILENT_SECONDS = 300.0
 MOST_FAILED = 3

@@ -107,12 +107,12 @@ class TrainingRunnerSettings(Settings):
 
 NAME = r"^[a-z][a-z0-9_]*$"
 EXAM_FIGURES = "exam_"
-"""How the names of an exam's metrics begin."""
+"""Prefix of an exam's metrics."""
 LONGEST_NAME = 63
-"""Of a value of Dagster's tags, and of a model or endpoint of Vertex AI
+"""Longest value of Dagster's tags, and longest id of a model or endpoint on Vertex AI
 (`UploadModelRequest.model_id`, `endpoint_id`)."""
 OWNER = re.compile(r"\b[\w.%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,7}\b|team:.+", re.ASCII)
-"""What Dagster takes for one."""
+"""What Dagster accepts as an owner."""
 
 
 def _check_owner(name: str) -> str:
@@ -182,7 +182,7 @@ class PipelineSettings(Settings):
         return f"{self.key_prefix}__{name}" if self.key_prefix else name
 
     def resource_key(self, name: str) -> str:
-        """The key of a resource, which shares a code location with resources of others."""
+        """The key of a resource, unique in a code location that has resources of others."""
         return f"{self.key_prefix or 'llm_assets'}__{name}"
 
     @property
@@ -192,18 +192,18 @@ class PipelineSettings(Settings):
         return any(place not in (None, "local") for place in places)
 
     def leaves_out(self, name: str) -> bool:
-        """Whether the graph is without a stage, since the file is without its section."""
+        """Whether the graph has no such stage, because the file has no section for it."""
         return name in type(self).model_fields and getattr(self, name) is None
 
     @property
     def form(self) -> Form:
-        """What the corpus consists of, text to replay aside."""
+        """What the corpus consists of, apart from text to replay."""
         return self.checkpoint.form
 
     @property
     def measured(self) -> EvaluationSettings:
-        """How models are measured: on as many documents as the gate needs, where there are so many,
-        or it would never judge."""
+        """How models are measured: on at least as many documents as the gate needs, since with
+        fewer it would never judge."""
         needed = self.model_version.gate.minimum_documents
         least = max(needed, self.eval_metrics.minimum_documents)
         return self.eval_metrics.model_copy(update={"minimum_documents": least})
@@ -237,10 +237,10 @@ class PipelineSettings(Settings):
                 "`clean_corpus.split.sources`"
             )
         for name, form in self.raw_corpus.forms.items():
-            wanted = "pretraining" if name in replayed else self.checkpoint.form
-            if form != wanted:
+            expected = "pretraining" if name in replayed else self.checkpoint.form
+            if form != expected:
                 raise ValueError(
-                    f"the recipe {self.checkpoint.recipe} learns from {FORM_WORDS[wanted]}, but "
+                    f"the recipe {self.checkpoint.recipe} learns from {FORM_WORDS[expected]}, but "
                     f"the source {name!r} contains {FORM_WORDS[form]}; set its `examples` to "
                     "the columns of an example"
                 )
@@ -251,16 +251,16 @@ class PipelineSettings(Settings):
         sources, split = list(self.raw_corpus.forms), self.clean_corpus.split.sources
         mixing = self.tokenized_shards.mixing
         mixed = [*sources, STUDY_SOURCE] if self.study is not None else sources
-        for key, names, known in (
+        for key, names, allowed in (
             ("clean_corpus.split.sources", split, sources),
             ("tokenized_shards.mixing", mixing, mixed),
         ):
             for name in names:
-                if name not in known:
+                if name not in allowed:
                     raise ValueError(
                         f"`{key}` names the source {name!r}, which is not among "
-                        f"`raw_corpus.sources`; {did_you_mean(name, known)}"
-                        f"Sources: {', '.join(known)}"
+                        f"`raw_corpus.sources`; {did_you_mean(name, allowed)}"
+                        f"Sources: {', '.join(allowed)}"
                     )
         for name in mixing:
             if split.get(name, "train") != "train":
@@ -280,17 +280,18 @@ class PipelineSettings(Settings):
 
     @model_validator(mode="after")
     def _gate_asks_what_is_measured(self) -> Self:
-        """Of a figure that no model has, nothing could be promoted."""
+        """Refuse a metric or floor that no model is measured by: it would prevent every
+        promotion."""
         gate = self.model_version.gate
         tasks = tuple(f"{task.name}_" for task in self.eval_metrics.lm_eval_tasks)
         by_exam = ["model_version.gate.metric"] if gate.metric == "exam" else []
         by_task: list[str] = []
         for name in gate.floors:
             if name.startswith((EXAM_FIGURES, *tasks)):
-                # A task may be called like the exam.
-                asked = by_task if name.startswith(tasks) else by_exam
-                asked.append(f"model_version.gate.floors.{name}")
-        # An exam alone is not taken then, and hinders nothing.
+                # A task's name may begin like the exam's metrics.
+                group = by_task if name.startswith(tasks) else by_exam
+                group.append(f"model_version.gate.floors.{name}")
+        # With such a recipe the exam is not taken, so the section alone does no harm.
         if not self.checkpoint.answers_questions and (by_exam or by_task):
             keys = " and ".join(f"`{key}`" for key in [*by_exam, *by_task])
             raise ValueError(
@@ -313,34 +314,34 @@ class PipelineSettings(Settings):
             self.checkpoint.is_judged_in_bits and not by_exam
         ):
             return self
-        why = (
+        reason = (
             "`model_version.gate.metric` is `exam`" if by_exam else "the recipe's metric is no loss"
         )
         raise ValueError(
-            f"{why}, so the gate tests the unquantized weights, but `endpoint.weights` serves "
+            f"{reason}, so the gate tests the unquantized weights, but `endpoint.weights` serves "
             f"{self.endpoint.weights}; leave it out"
         )
 
 
 def config_path() -> Path:
     """The pipeline file in force: `LLM_ASSETS_CONFIG`, else the default one or the only one."""
-    named = os.environ.get(CONFIG_VARIABLE)
-    if named is not None and not named.strip():
+    value = os.environ.get(CONFIG_VARIABLE)
+    if value is not None and not value.strip():
         raise UserError(
             f"{CONFIG_VARIABLE} is set, but empty. Set it to a pipeline file, or for the default "
             f"one, {DEFAULT_CONFIG}: unset {CONFIG_VARIABLE}"
         )
-    if named or Path(DEFAULT_CONFIG).exists():
-        return Path(named or DEFAULT_CONFIG)
-    # In a project of its own, the pipeline file lies beside these.
-    found = pipeline_files()
-    return found[0] if len(found) == 1 else Path(DEFAULT_CONFIG)
+    if value or Path(DEFAULT_CONFIG).exists():
+        return Path(value or DEFAULT_CONFIG)
+    # In a project without config/, the pipeline file lies beside the project files.
+    paths = pipeline_files()
+    return paths[0] if len(paths) == 1 else Path(DEFAULT_CONFIG)
 
 
 def command() -> str:
     """What a message begins a command with: `llm-assets`, and the pipeline file if one is named."""
-    named = os.environ.get(CONFIG_VARIABLE)
-    return f"llm-assets --config {shlex.quote(named)}" if named else "llm-assets"
+    path = os.environ.get(CONFIG_VARIABLE)
+    return f"llm-assets --config {shlex.quote(path)}" if path else "llm-assets"
 
 
 def say_how_found(path: str | Path) -> str:
@@ -352,7 +353,7 @@ def say_how_found(path: str | Path) -> str:
 def load_settings(path: Path) -> PipelineSettings:
     """Read and check a pipeline file; raises UserError listing every fault.
 
-    From then on messages name its asset keys, here and in the programs that are started.
+    From then on, messages name asset keys with its prefix, also in programs started from here.
     """
     settings = read_settings_file(path, PipelineSettings, CONFIG_VARIABLE)
     os.environ[PREFIX_VARIABLE] = settings.key_prefix or ""
@@ -362,23 +363,26 @@ def load_settings(path: Path) -> PipelineSettings:
 def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline) -> None:
     """Raise UserError where another pipeline file of this name has the same store.
 
-    One that is no longer there, or says otherwise by now, was moved or changed.
+    A file that is gone, or has another name or store by now, was moved or changed.
     """
     other = Path(record.history().file or path.resolve())
     # One in another user's folder is out of reach.
     if other == path.resolve() or not os.path.exists(other):
         return
     try:
-        theirs = read_settings_file(other, PipelineSettings, CONFIG_VARIABLE)
+        other_settings = read_settings_file(other, PipelineSettings, CONFIG_VARIABLE)
     except UserError:
         return
-    root: str | None = theirs.store.rstrip("/")
-    if is_local(theirs.store):
-        beside = (other.parent, other.parent.parent, Path())
-        found = (Store(str(folder / theirs.store)).root for folder in beside)
-        # Where a project's folder was copied whole, each has a store with the record in it.
-        root = next((one for one in found if os.path.exists(f"{one}/{record.path}")), None)
-    if theirs.name == settings.name and record.store.root == root:
+    root: str | None = other_settings.store.rstrip("/")
+    if is_local(other_settings.store):
+        folders = (other.parent, other.parent.parent, Path())
+        roots = (Store(str(folder / other_settings.store)).root for folder in folders)
+        # If a project's folder was copied as a whole, each copy has a store with the record in it.
+        root = next(
+            (store_root for store_root in roots if os.path.exists(f"{store_root}/{record.path}")),
+            None,
+        )
+    if other_settings.name == settings.name and record.store.root == root:
         raise UserError(
             f"{path.resolve()} and {other} have the same `name` ({settings.name}) and the same "
             f"`store` ({record.store.root}), so each would build on the other's artifacts and "
@@ -388,7 +392,7 @@ def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline)
 
 
 def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings:
-    """A pipeline file's settings with others in the place of some.
+    """A pipeline file's settings with some of them replaced.
 
     Args:
         changes: dotted key, such as `checkpoint.budget.steps`, to value.
@@ -398,8 +402,8 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
     """
     content = read_mapping(path, PipelineSettings, CONFIG_VARIABLE)
     checkpoint = content.get("checkpoint")
-    named = any(f"{key}.".startswith("checkpoint.placement.strategy.") for key in changes)
-    if named and isinstance(checkpoint, dict):
+    names_strategy = any(f"{key}.".startswith("checkpoint.placement.strategy.") for key in changes)
+    if names_strategy and isinstance(checkpoint, dict):
         checkpoint["placement"] = spell_out_strategy(checkpoint.get("placement"))
     for key, value in changes.items():
         *sections, name = key.split(".")
@@ -411,6 +415,6 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
             if not isinstance(inner, dict):
                 raise UserError(f"{key}: in {path}, `{section}` has no keys of its own.")
         inner[name] = value
-    # Without the values, of which one may be a secret in a wrong place.
-    said = ", ".join(changes)
-    return check_settings(content, PipelineSettings, f"{path} with another {said}")
+    # The message has no values: one may be a secret in the wrong place.
+    names = ", ".join(changes)
+    return check_settings(content, PipelineSettings, f"{path} with another {names}")

@@ -45,22 +45,23 @@ MEANINGS = {
 }
 """Column to what it holds."""
 EXECUTOR = dg.multi_or_in_process_executor.configured(
-    lambda given: given,
+    lambda config: config,
     name="in_process_or_multi",
     config_schema=dg.Field(
         dg.multi_or_in_process_executor.config_schema.config_type, default_value={"in_process": {}}
     ),
 )
-"""Dagster's default one the other way round: a process for each step takes seconds to start."""
+"""Dagster's default executor with the defaults swapped: a process for each step takes seconds to
+start."""
 FOLLOWED = ("raw_corpus", "endpoint")
-"""Stages that `automation.fresh_days` is about, as it is about sources."""
+"""Stages that `automation.fresh_days` applies to, as it does to sources."""
 
 
 @contextmanager
 def reason_alone() -> Iterator[None]:
-    """Turn what has a known reason into an error that says it, without a traceback.
+    """Turn an error with a known reason into one that states it, without a traceback.
 
-    Whoever loads this module prints what is raised, with some ninety lines of how it came here.
+    Dagster prints what loading this module raises, with some ninety lines of traceback.
     """
     try:
         yield
@@ -72,7 +73,7 @@ def reason_alone() -> Iterator[None]:
         raise UserError(reason) from None
 
 
-# A module that is not installed has a reason, too: the extra that brings it.
+# A missing package has a known reason, too: the extra that installs it.
 with reason_alone():
     from llm_assets.assets.sources import GROUP as SOURCES
     from llm_assets.assets.sources import observable_sources
@@ -89,7 +90,7 @@ with reason_alone():
 
 
 def build_definitions(settings: PipelineSettings, path: str) -> dg.Definitions:
-    """The graph of one pipeline file, which goes with any other definitions.
+    """The graph of one pipeline file, which can be merged with any other definitions.
 
     Raises:
         UserError: a section of `stages` is wrong, or of no stage.
@@ -129,35 +130,36 @@ def build_definitions(settings: PipelineSettings, path: str) -> dg.Definitions:
         jobs=build_jobs(settings, [asset_key(settings, stage.name) for stage in stages]),
         schedules=build_schedules(settings),
         sensors=[*build_sensors(settings), *build_notifications(settings)],
-        resources={settings.resource_key(name): one for name, one in resources.items()},
+        resources={settings.resource_key(name): resource for name, resource in resources.items()},
     )
 
 
 def present(
     spec: dg.AssetSpec, settings: PipelineSettings, columns: "pa.Schema | None" = None
 ) -> dg.AssetSpec:
-    """A spec with owners, tags and columns, in its pipeline's group: so the graph opens whole."""
+    """A spec with owners, tags and columns, in a group of its pipeline, so the UI shows the graph
+    whole."""
     name, days = spec.key.path[-1], settings.automation.fresh_days
     is_stage = spec.group_name not in (EXPERIMENTS, SOURCES)
     is_followed = spec.group_name == SOURCES or (is_stage and name in FOLLOWED)
     window = timedelta(days=days) if days is not None and is_followed else None
-    described = {}
+    column_metadata = {}
     if columns is not None:
-        shown = [
+        table_columns = [
             dg.TableColumn(field.name, str(field.type), MEANINGS.get(field.name))
             for field in columns
         ]
-        described["dagster/column_schema"] = dg.TableSchema(shown)
+        column_metadata["dagster/column_schema"] = dg.TableSchema(table_columns)
     return spec.replace_attributes(
         owners=list(settings.owners),
         group_name=settings.name,
         tags={**spec.tags, "pipeline": settings.name, "stage": str(spec.group_name)},
-        metadata={**spec.metadata, **described},
+        metadata={**spec.metadata, **column_metadata},
         freshness_policy=dg.FreshnessPolicy.time_window(fail_window=window) if window else None,
     )
 
 
-# Observable assets; every command would print it.
+# Observable assets are a beta feature of Dagster; every command would print the warning.
 warnings.filterwarnings("ignore", ".*(observable_source_asset|execution_type)", dg.BetaWarning)
 
 

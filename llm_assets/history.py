@@ -1,7 +1,7 @@
 """What runs, waits and failed, read from Dagster's history without Dagster, which takes 0.7 s.
 
-These tables and columns have been the same for years; a test writes them by the Dagster that is
-pinned. A history in another database is read by Dagster itself.
+These tables and columns have not changed for years; a test writes them with the pinned Dagster. A
+history in another database is read through Dagster itself.
 """
 
 import json
@@ -30,14 +30,14 @@ LOCAL = ("local_artifact_storage", "compute_logs")
 """Sections of dagster.yaml that may name a folder."""
 PIPELINE_TAG = "llm_assets/pipeline"
 PROCESS_TAG = ".dagster/llm_assets/process"
-"""The process of a run that no daemon watches, as a lease's holder is described. The UI leaves tags
-out that begin like this one."""
+"""The process of a run that no daemon watches, written like a lease's holder. The UI hides tags
+with this prefix."""
 TEXT_SENSOR = "source_text_changed"
 ENDPOINT_SENSOR = "endpoint_follows"
 BASE_MODEL_SENSOR = "base_model_changed"
 QUALITY_SENSOR = "serving_quality"
 AUTOMATED = (TEXT_SENSOR, ENDPOINT_SENSOR, BASE_MODEL_SENSOR, QUALITY_SENSOR)
-"""Sensors that `automation.enabled` switches on and off, as long as nobody did it in the UI."""
+"""Sensors that `automation.enabled` switches on and off, unless somebody did so in the UI."""
 NOTIFYING = ("failed_runs_are_told", "verdicts_are_told")
 """Sensors that only send messages: of failed runs, and of verdicts."""
 RUNNING = ("QUEUED", "STARTING", "STARTED")
@@ -47,7 +47,7 @@ _OWN = (
     "run_tags AS process ON process.run_id = runs.run_id AND process.key = ? "
     "WHERE (ours.value IS NULL OR ours.value = ?)"
 )
-"""Runs of a pipeline, or of nobody knows which, with the process that a run was begun in."""
+"""Runs of a pipeline, or without a pipeline's tag, with the process that each was started in."""
 RUNS_ASKED = (
     f"SELECT runs.run_id, status, process.value {_OWN} AND status IN (?, ?, ?) "
     "ORDER BY runs.id DESC"
@@ -59,7 +59,7 @@ TICKS_ASKED = (
     "WHERE job_ticks.status IN ('SKIPPED', 'FAILURE') AND job_ticks.id IN (SELECT MAX(id) FROM "
     "job_ticks WHERE status != 'STARTED' GROUP BY selector_id) ORDER BY job_ticks.id"
 )
-"""Of ticks that ended: what the last one said holds until the next, which is under way, ends."""
+"""Only ticks that ended: while the next one is under way, the last one's answer still holds."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,21 @@ class Activity:
 def dagster_home(folder: Path) -> Path | None:
     """The folder whose dagster.yaml counts in `folder`: that one, else DAGSTER_HOME's.
 
-    None where neither has one. A project's own comes first, since `llm-assets up` runs by it: what
-    is started in a terminal has to wait for what that runs.
+    None if neither has one. A project's own comes first, since `llm-assets up` uses it, and what is
+    started in a terminal has to wait for the runs that it launches.
     """
     places = (folder, Path(os.environ.get("DAGSTER_HOME") or folder))
     return next((home for home in places if (home / "dagster.yaml").exists()), None)
 
 
 def other_home(folder: Path) -> str | None:
-    """What to tell where DAGSTER_HOME names another folder than the one whose dagster.yaml counts;
-    None where it does not."""
-    named, home = os.environ.get("DAGSTER_HOME"), dagster_home(folder)
-    if not named or home is None or home.resolve() == Path(named).resolve():
+    """A warning that DAGSTER_HOME names another folder than the one whose dagster.yaml counts; None
+    otherwise."""
+    value, home = os.environ.get("DAGSTER_HOME"), dagster_home(folder)
+    if not value or home is None or home.resolve() == Path(value).resolve():
         return None
     return (
-        f"DAGSTER_HOME is {named}, but the history of runs is the one that dagster.yaml in {home} "
+        f"DAGSTER_HOME is {value}, but the history of runs is the one that dagster.yaml in {home} "
         "names, as for `llm-assets up`. For Dagster's own commands to use it too: "
         f"export DAGSTER_HOME={shlex.quote(str(home))}"
     )
@@ -121,7 +121,7 @@ def make_history_private() -> None:
     settings = read_yaml(home / "dagster.yaml")
     places = [value_at(settings, f"{name}.config.base_dir") for name in LOCAL]
     for place in {PROJECT_FOLDER, sqlite_folder(home), *places}:
-        # Where it cannot be made, Dagster says so, if it needs it.
+        # If it cannot be created, Dagster reports that once it needs it.
         with suppress(OSError):
             if isinstance(place, str | Path):
                 make_private(Path(place))
@@ -130,12 +130,12 @@ def make_history_private() -> None:
 def read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     """What of a pipeline runs and waits by the history of a folder's dagster.yaml.
 
-    Nothing without one; nor of other pipelines that share it, as far as tags say whose a run is.
+    Empty without one; without runs of other pipelines, as far as their tags tell.
     """
     try:
         return _read_activity(folder, settings)
     except Exception as error:
-        # Of a history in another database, whatever its driver raises.
+        # A driver of another database may raise anything.
         reason = reason_of(error)
         if reason is None and not isinstance(error, sqlite3.Error):
             raise
@@ -143,12 +143,12 @@ def read_activity(folder: Path, settings: PipelineSettings) -> Activity:
 
 
 def is_switched_on(settings: PipelineSettings, name: str, status: str | None) -> bool:
-    """Whether a sensor or schedule of Dagster's is the pipeline's and ticks, by its status there,
-    which Dagster keeps of a sensor that the file has switched off since."""
-    own = name.rpartition("__")[2]
-    if name != settings.dagster_name(own) or status == "STOPPED":
+    """Whether a sensor or schedule is the pipeline's and ticks, by its status in Dagster, which
+    keeps the status of a sensor that the file has switched off since."""
+    base_name = name.rpartition("__")[2]
+    if name != settings.dagster_name(base_name) or status == "STOPPED":
         return False
-    return settings.automation.enabled or status == "RUNNING" or own not in AUTOMATED
+    return settings.automation.enabled or status == "RUNNING" or base_name not in AUTOMATED
 
 
 def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
@@ -159,10 +159,10 @@ def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     if base is None:
         return _by_dagster(home, settings)
     database, yesterday = folder / base / RUNS_DATABASE, datetime.now(UTC) - timedelta(days=1)
-    own = (PIPELINE_TAG, PROCESS_TAG, settings.name)
-    runs = _ask(database, RUNS_ASKED, [*own, *RUNNING])
+    values = (PIPELINE_TAG, PROCESS_TAG, settings.name)
+    runs = _ask(database, RUNS_ASKED, [*values, *RUNNING])
     since = f"{yesterday:%Y-%m-%d %H:%M:%S}"
-    ((failed,),) = _ask(database, FAILED_ASKED, [*own, since]) or [(0,)]
+    ((failed,),) = _ask(database, FAILED_ASKED, [*values, since]) or [(0,)]
     ((beat,),) = _ask(database, HEARTBEATS_ASKED, ()) or [(None,)]
     ticks = []
     for body, status in _ask(folder / base / TICKS_DATABASE, TICKS_ASKED, ()):
@@ -172,7 +172,7 @@ def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
         if is_switched_on(settings, tick["job_name"], status):
             ticks += _tell_tick(tick["job_name"], tick["timestamp"], reason, bool(error))
     return Activity(
-        # Nobody says of a run that it ended where its process was killed without a daemon.
+        # Without a daemon, nobody records the end of a run whose process was killed.
         [_tell_run(*run) for *run, process in runs if not (process and is_gone(process))],
         ticks,
         failed,
@@ -185,8 +185,8 @@ def _tell_run(run_id: str, status: str) -> str:
 
 
 def _tell_tick(name: str, timestamp: float, reason: str | None, failed: bool) -> list[str]:
-    """A look that launched nothing; nothing where there is no reason, or where a sensor that sends
-    messages had none to send."""
+    """A tick that launched nothing; empty without a reason, or if a sensor that sends messages had
+    none to send."""
     if not reason or (not failed and name.rpartition("__")[2] in NOTIFYING):
         return []
     at, outcome = datetime.fromtimestamp(timestamp, UTC), "failed" if failed else "waits"
@@ -204,11 +204,11 @@ def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[Any
 def _by_dagster(home: Path, settings: PipelineSettings) -> Activity:
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
-    chosen = RunsFilter(statuses=[DagsterRunStatus(status) for status in RUNNING])
+    active = RunsFilter(statuses=[DagsterRunStatus(status) for status in RUNNING])
     with DagsterInstance.from_config(str(home)) as instance:
         runs = [
             _tell_run(run.run_id, run.status.value)
-            for run in instance.get_runs(chosen)
+            for run in instance.get_runs(active)
             if _is_own(run.tags, settings) and not is_gone(run.tags.get(PROCESS_TAG, ""))
         ]
         ticks = []
@@ -220,7 +220,7 @@ def _by_dagster(home: Path, settings: PipelineSettings) -> Activity:
         yesterday = datetime.now(UTC) - timedelta(days=1)
         failing = RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=yesterday)
         failed = sum(_is_own(run.tags, settings) for run in instance.get_runs(failing))
-        beats = [one.timestamp for one in instance.get_daemon_heartbeats().values()]
+        beats = [beat.timestamp for beat in instance.get_daemon_heartbeats().values()]
         heartbeat = datetime.fromtimestamp(max(beats), UTC) if beats else None
         return Activity(runs, ticks, failed, heartbeat)
 
@@ -245,7 +245,7 @@ def last_ticks(instance: "DagsterInstance", states: Iterable[Any]) -> dict[str, 
     """
     ticks: dict[str, Any] = {}
     for state in states:
-        # The newest may be under way; there is one of those at most.
+        # The newest may be under way, but at most one is, so two suffice.
         newest = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=2)
         ended = [tick for tick in newest if tick.status.value != "STARTED"]
         if ended:

@@ -56,13 +56,13 @@ class ArtifactIOManager(ConfigurableIOManager):
         )
 
 
-def _loaded(artifact: Artifact, wanted: Any) -> Any:
+def _loaded(artifact: Artifact, annotation: Any) -> Any:
     """An artifact as a type; raises UserError where it cannot be given as that."""
-    if wanted in (Artifact, Any):
+    if annotation in (Artifact, Any):
         return artifact
-    if wanted is Path:
+    if annotation is Path:
         return artifact.path
-    package = getattr(wanted, "__module__", "").partition(".")[0]
+    package = getattr(annotation, "__module__", "").partition(".")[0]
     kind = artifact.manifest.kind
     found = (sorted(artifact.path.glob(name)) for name in TABLES)
     tables = next(filter(None, found), [])
@@ -75,12 +75,12 @@ def _loaded(artifact: Artifact, wanted: Any) -> Any:
     if package == "transformers" and (folder / "config.json").exists():
         import transformers
 
-        if issubclass(wanted, transformers.PreTrainedTokenizerBase):
+        if issubclass(annotation, transformers.PreTrainedTokenizerBase):
             return transformers.AutoTokenizer.from_pretrained(folder)
         (architecture,) = transformers.AutoConfig.from_pretrained(folder).architectures
         return getattr(transformers, architecture).from_pretrained(folder, dtype="auto")
     raise UserError(
-        f"`{kind}` cannot be given as {wanted}: annotate the input as Artifact, Path"
+        f"`{kind}` cannot be given as {annotation}: annotate the input as Artifact, Path"
         + (", pyarrow.Table or pandas.DataFrame" if tables else "")
         + (" or a class of transformers." if (folder / "config.json").exists() else ".")
     )

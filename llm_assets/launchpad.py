@@ -28,28 +28,28 @@ SCALARS = {bool: Bool, int: Int, float: Float, str: String}
 def config_fields(section: BaseModel, path: str) -> dict[str, Field]:
     """A field for each setting of a section, with the file's value and what it means.
 
-    Dagster refuses unknown keys and values of another type by these; all else is refused by the
-    settings themselves, when the run begins.
+    By these, Dagster refuses unknown keys and values of the wrong type; the settings themselves
+    refuse everything else, when the run begins.
 
     Args:
         path: dotted key of the section.
     """
-    written = section.model_dump(mode="json")
+    values = section.model_dump(mode="json")
     return {
-        name: _field(getattr(section, name), written[name], field, f"{path}.{name}")
+        name: _field(getattr(section, name), values[name], field, f"{path}.{name}")
         for name, field in type(section).model_fields.items()
     }
 
 
-def _field(value: Any, written: Any, field: FieldInfo, path: str) -> Field:
-    shown: dict[str, Any] = {"is_required": False, "description": field.description}
+def _field(value: Any, default: Any, field: FieldInfo, path: str) -> Field:
+    options: dict[str, Any] = {"is_required": False, "description": field.description}
     if not isinstance(value, BaseModel):
-        return Field(_config_type(field.annotation, path), default_value=written, **shown)
+        return Field(_config_type(field.annotation, path), default_value=default, **options)
     section = Shape(config_fields(value, path))
     if types.NoneType not in get_args(field.annotation):
-        return Field(section, **shown)
-    # Without a default, Dagster takes a section that is not given for one that is null.
-    return Field(Noneable(section), default_value=written, **shown)
+        return Field(section, **options)
+    # Without a default, Dagster would take an omitted section for null.
+    return Field(Noneable(section), default_value=default, **options)
 
 
 def _config_type(annotation: Any, path: str) -> Any:
@@ -62,8 +62,10 @@ def _config_type(annotation: Any, path: str) -> Any:
             return SCALARS.get(annotation, Any)
         case origin if origin is Annotated:
             return _config_type(arguments[0], path)
-        case origin if origin is Literal and all(isinstance(one, str) for one in arguments):
-            return Enum(path.replace(".", "_"), [EnumValue(one) for one in arguments])
+        case origin if origin is Literal and all(
+            isinstance(argument, str) for argument in arguments
+        ):
+            return Enum(path.replace(".", "_"), [EnumValue(argument) for argument in arguments])
         case origin if origin in (Union, types.UnionType):
             if len(arguments) == 2 and arguments[1] is types.NoneType:
                 inner = _config_type(arguments[0], path)
@@ -80,7 +82,7 @@ def _config_type(annotation: Any, path: str) -> Any:
 
 
 def _model_type(model: type[BaseModel], path: str) -> Permissive:
-    """What is known of a model's settings; one that it refines may have more."""
+    """What is known of a model's settings; a subclass may have more."""
     return Permissive(
         {
             name: Field(
@@ -94,13 +96,13 @@ def _model_type(model: type[BaseModel], path: str) -> Permissive:
 
 
 def overrides(section: Any, given: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Dotted key to value of what a run's config has otherwise than the pipeline file.
+    """Dotted key to value, for settings in which a run's config differs from the pipeline file.
 
     Args:
         section: its settings by the file; a mapping where no model is known.
         given: the run's config of the section's asset; what is no setting is left out.
     """
-    written = section.model_dump(mode="json") if isinstance(section, BaseModel) else section
+    in_file = section.model_dump(mode="json") if isinstance(section, BaseModel) else section
     changed: dict[str, Any] = {}
     for name, value in given.items():
         inner = getattr(section, name, None)
@@ -108,6 +110,6 @@ def overrides(section: Any, given: Mapping[str, Any], path: str) -> dict[str, An
             continue
         if isinstance(inner, BaseModel) and isinstance(value, dict):
             changed |= overrides(inner, value, f"{path}.{name}")
-        elif name not in written or written[name] != value:
+        elif name not in in_file or in_file[name] != value:
             changed[f"{path}.{name}"] = value
     return changed

@@ -1,8 +1,8 @@
 """Metrics of the graph: runs, ticks, daemons, versions, artifacts, budget and disk.
 
-All is read when Prometheus asks, from what Dagster, the registry and the store have recorded, so
-nothing is lost by a restart. A part that cannot be read is 0 in `llm_assets_readable`, and its
-metrics are absent; the others are there.
+Everything is read when Prometheus scrapes, from what Dagster, the registry and the store have
+recorded, so a restart loses nothing. If a part cannot be read, it is 0 in `llm_assets_readable` and
+its metrics are absent; the others are there.
 """
 
 import shutil
@@ -34,7 +34,7 @@ FIGURES = (
     *("step", "loss", "tokens_per_second", "peak_memory_gb", "gpu_memory_used_gb"),
     *("gpu_utilisation_percent", "gpu_power_watts", "gpu_temperature_celsius"),
 )
-"""Of a training's metrics those that are told of one under way."""
+"""Metrics of a training under way that are exported."""
 
 
 class GraphCollector(Collector):
@@ -58,7 +58,7 @@ class GraphCollector(Collector):
         self._open_history, self._report = open_history, report
 
     def describe(self) -> Iterable[Metric]:
-        """None: what there is depends on what can be read, and need not be to register this."""
+        """None: which metrics there are depends on what can be read at the scrape."""
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -71,12 +71,12 @@ class GraphCollector(Collector):
         }
         for name, part in parts.items():
             try:
-                found = list(part())
+                metrics = list(part())
             except Exception as error:  # A scrape tells of a fault instead of failing by it.
                 self._report(f"{name}: {reason_of(error) or repr(error)}")
-                found = []
-            readable[name] = bool(found)
-            yield from found
+                metrics = []
+            readable[name] = bool(metrics)
+            yield from metrics
         yield _family(
             "readable", "1 if this part of the state can be read, else 0.", "part", readable
         )
@@ -90,10 +90,10 @@ class GraphCollector(Collector):
 
     def _registry(self) -> Iterator[Metric]:
         state = self._models.state()
-        found = {alias: state.find(alias) for alias in ALIASES}
-        numbers = {str(alias): version.version for alias, version in found.items() if version}
+        versions = {alias: state.find(alias) for alias in ALIASES}
+        numbers = {str(alias): version.version for alias, version in versions.items() if version}
         yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
-        in_place = found["wanted"] == found["champion"] if found["wanted"] else None
+        in_place = versions["wanted"] == versions["champion"] if versions["wanted"] else None
         text = "1 if the endpoint has confirmed that it serves the wanted version, else 0."
         yield _one("wanted_serves", text, in_place)
         promoted = [verdict.promoted for verdict in state.verdicts]
@@ -102,7 +102,7 @@ class GraphCollector(Collector):
 
     def _store(self) -> Iterator[Metric]:
         assets = self._record.history().assets
-        since = {asset: made.current.since.timestamp() for asset, made in assets.items()}
+        since = {asset: entries.current.since.timestamp() for asset, entries in assets.items()}
         text = "When an asset's current artifact became current."
         yield _family("artifact_since_timestamp_seconds", text, "asset", since)
         store = self._record.store
@@ -136,13 +136,13 @@ def _family(
 
 
 def _training(store: Store) -> dict[str, float]:
-    """The figures of a run's newest step that has any of the hardware."""
+    """The figures of a run's newest step that has any of the hardware's."""
     for identity in store.in_the_making():
         if identity.kind == "checkpoint":
             lines = read_metrics(f"{store.root}/{layout.run(identity.fingerprint)}")
-            told = [line for line in lines if "peak_memory_gb" in line][-1:]
-            # The loss of a training that diverges is none.
-            return {n: line[n] for line in told for n in FIGURES if line.get(n) is not None}
+            newest = [line for line in lines if "peak_memory_gb" in line][-1:]
+            # After a training diverged, its loss is None.
+            return {n: line[n] for line in newest for n in FIGURES if line.get(n) is not None}
     return {}
 
 
@@ -155,42 +155,42 @@ def _runs(instance: dg.DagsterInstance) -> Iterator[Metric]:
     ended = {status.value.lower(): count(status) for status in ENDED}
     text = "Runs in the history that have ended."
     yield _family("runs_ended", text, "status", ended, CounterMetricFamily)
-    last = {
+    end_times = {
         status.value.lower(): record.end_time
         for status in ENDED
         for record in instance.get_run_records(dg.RunsFilter(statuses=[status]), limit=1)
         if record.end_time
     }
     text = "When the newest run of this status ended."
-    yield _family("run_end_timestamp_seconds", text, "status", last)
+    yield _family("run_end_timestamp_seconds", text, "status", end_times)
 
 
 def _ticks(instance: dg.DagsterInstance, settings: PipelineSettings) -> Iterator[Metric]:
-    running = switched_on(instance, settings)
-    last = last_ticks(instance, running)
-    at = {name: tick.timestamp for name, tick in last.items()}
-    yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", at)
+    states = switched_on(instance, settings)
+    ticks = last_ticks(instance, states)
+    times = {name: tick.timestamp for name, tick in ticks.items()}
+    yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", times)
     between = {
         state.instigator_name: data.min_interval or 0
-        for state in running
+        for state in states
         if (data := state.sensor_instigator_data)
     }
     text = "Least seconds between two ticks of a sensor."
     yield _family("tick_interval_seconds", text, "name", between)
-    failed = {name: tick.status.value == "FAILURE" for name, tick in last.items()}
+    failed = {name: tick.status.value == "FAILURE" for name, tick in ticks.items()}
     yield _family("tick_failed", "1 if the last tick failed, else 0.", "name", failed)
 
 
 def _daemons(instance: dg.DagsterInstance) -> Iterator[Metric]:
     beats = instance.get_daemon_heartbeats()
-    at = {name.lower(): heartbeat.timestamp for name, heartbeat in beats.items()}
+    times = {name.lower(): heartbeat.timestamp for name, heartbeat in beats.items()}
     text = "When a part of the daemon last sent a heartbeat."
-    yield _family("daemon_heartbeat_timestamp_seconds", text, "daemon", at)
+    yield _family("daemon_heartbeat_timestamp_seconds", text, "daemon", times)
 
 
 def _budget(runs: Runs) -> Iterator[Metric]:
     text = "Hours that runs launched by automation took in this calendar month."
     yield _one("month_hours", text, runs.spent_hours(datetime.now(UTC)))
-    if (most := runs.settings.automation.hours) is not None:
+    if (limit := runs.settings.automation.hours) is not None:
         text = "Hours that such runs may take in a month."
-        yield _one("month_hours_limit", text, most)
+        yield _one("month_hours_limit", text, limit)

@@ -26,12 +26,12 @@ CRON_NAME = re.compile("@(?:hourly|midnight|daily|weekly|monthly|yearly|annually
 
 
 def _check_cron(text: str) -> str:
-    """The expression, if Dagster takes it, which itself says so only when it loads the graph."""
-    said = text.lower().split()
-    values = zip(said, CRON_FIELDS, strict=False)
-    is_cron = len(said) == len(CRON_FIELDS) and all(
-        re.fullmatch(rf"(?:\*|(?:{one})(?:-(?:{one}))?)(?:/\d*[1-9]\d*)?", part)
-        for field, one in values
+    """The expression, if it is valid; Dagster would refuse it only when it loads the graph."""
+    fields = text.lower().split()
+    values = zip(fields, CRON_FIELDS, strict=False)
+    is_cron = len(fields) == len(CRON_FIELDS) and all(
+        re.fullmatch(rf"(?:\*|(?:{pattern})(?:-(?:{pattern}))?)(?:/\d*[1-9]\d*)?", part)
+        for field, pattern in values
         for part in field.split(",")
     )
     if not is_cron and not CRON_NAME.fullmatch(text.strip().lower()):
@@ -47,7 +47,7 @@ Cron = Annotated[str, AfterValidator(_check_cron)]
 
 MOST_DAYS = 36_525
 MOST_MINUTES = 525_960
-"""A hundred years, and a year; of what has no end, no time can be told."""
+"""A hundred years, and a year: with infinite values, no time can be computed."""
 
 
 class QualitySettings(Settings):
@@ -137,10 +137,10 @@ class AutomationSettings(Settings):
     @classmethod
     def _are_windows(cls, windows: tuple[str, ...]) -> tuple[str, ...]:
         for window in windows:
-            found = WINDOW.fullmatch(window)
-            if found is None:
+            match = WINDOW.fullmatch(window)
+            if match is None:
                 raise ValueError(f"{window!r} is not a time window; write `mon-fri 08:00-18:00`")
-            if found["start"] == found["end"]:
+            if match["start"] == match["end"]:
                 raise ValueError(f"{window!r} has no length; a whole day is `00:00-24:00`")
         return windows
 

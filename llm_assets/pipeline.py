@@ -25,13 +25,13 @@ from llm_assets.config import (
 from llm_assets.launchpad import overrides
 
 REBUILD_TAG = "llm_assets/rebuild"
-"""Tag of a run: assets, by their names with commas between, that are made again unchanged."""
+"""Tag of a run: names of assets, separated by commas, that are rebuilt though nothing changed."""
 JUDGED_TAG = "llm_assets/judged"
-"""Tag of a run that is to end with a verdict: nothing is trained where too little is held out."""
+"""Tag of a run that has to end with a verdict: without enough held-out text, nothing is trained."""
 _ASSET_OUTPUT = "result"
 """Dagster's name of an asset's only output."""
 Comparison = Iterable[tuple[str, object, object]]
-"""Of a few things of an artifact: the name, what it is, and what it comes out as now."""
+"""Some properties of an artifact: name, recorded value, and value with today's libraries."""
 Compare = Callable[[Artifact], Comparison]
 
 
@@ -42,7 +42,7 @@ class PipelineResource(ConfigurableResource):
     _config_of_assets: Mapping[str, Mapping[str, Any]] = PrivateAttr(default={})
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
-        """Take in what the run's config says of assets."""
+        """Keep the config that the run has for each asset."""
         if context.run is not None:
             config: Mapping[str, Any] = context.run.run_config
             self._config_of_assets = config.get("ops", {})
@@ -51,8 +51,8 @@ class PipelineResource(ConfigurableResource):
     def settings_of_file(self) -> PipelineSettings:
         """The pipeline file's content; raises UserError where it is wrong.
 
-        Dagster makes a resource for each run, which so reads the file once: one that is changed
-        meanwhile cannot name an artifact by some settings and build it by others.
+        Dagster makes a resource for each run, so each run reads the file once: a file that changes
+        meanwhile cannot name an artifact by some settings and build it with others.
         """
         return load_settings(Path(self.config_path))
 
@@ -62,9 +62,9 @@ class PipelineResource(ConfigurableResource):
         settings = self.settings_of_file
         changed: dict[str, Any] = {}
         beginning = settings.dagster_name("")
-        for step, given in self._config_of_assets.items():
-            values, name = given.get("config"), step.removeprefix(beginning)
-            # Other assets of the code location take settings of their own.
+        for step, config in self._config_of_assets.items():
+            values, name = config.get("config"), step.removeprefix(beginning)
+            # Other assets of the code location have config of their own.
             if not step.startswith(beginning) or not isinstance(values, Mapping):
                 continue
             if name in type(settings).model_fields:
@@ -97,35 +97,37 @@ class PipelineResource(ConfigurableResource):
     def find(
         self, context: AssetExecutionContext, identity: Identity, compare: Compare | None
     ) -> Artifact | None:
-        """The artifact of an identity, or one that other libraries made of what it asks for.
+        """The artifact of an identity, or one with the same settings and inputs from other
+        libraries.
 
-        That one stays, and all that was made from it, where a sample of it comes out by the
-        libraries installed now as it did; the store notes what was compared.
+        The latter stays, with all that was made from it, if a sample of it comes out unchanged with
+        the libraries installed now; the store records what was compared.
         """
         store, kind = self.store, identity.kind
         artifact = store.find(identity)
         if artifact or compare is None:
             return artifact
         others = (store.find_named(kind, name) for name in store.names(identity))
-        before = next(filter(None, others), None)
-        if before is None:
+        earlier = next(filter(None, others), None)
+        if earlier is None:
             return None
-        before.verify(checksums=False)
+        # Without checksums, which are compared before a stage reads the files.
+        earlier.verify(checksums=False)
         count = 0
-        for name, stored, now in compare(before):
+        for name, stored, now in compare(earlier):
             count += 1
             if stored != now:
-                context.log.info(f"{kind} {before.fingerprint}: {name} comes out otherwise now")
+                context.log.info(f"{kind} {earlier.fingerprint}: {name} comes out otherwise now")
                 return None
-        changed = ", ".join(changes(before.manifest.libraries, identity.libraries))
+        changed = ", ".join(changes(earlier.manifest.libraries, identity.libraries))
         if not count:
-            context.log.info(f"{kind} {before.fingerprint} cannot be compared ({changed})")
+            context.log.info(f"{kind} {earlier.fingerprint} cannot be compared ({changed})")
             return None
-        store.enter(before, identity.libraries, compared := f"a sample of {count}")
+        store.enter(earlier, identity.libraries, sample := f"a sample of {count}")
         context.log.info(
-            f"{kind} {before.fingerprint} stays: {compared} comes out as it did ({changed})"
+            f"{kind} {earlier.fingerprint} stays: {sample} comes out as it did ({changed})"
         )
-        return before
+        return earlier
 
     def make(
         self,
@@ -136,16 +138,16 @@ class PipelineResource(ConfigurableResource):
     ) -> Artifact:
         """Make the artifact unless it exists, and make it the asset's current one.
 
-        Before anything is made again, the log says which setting, input or library differs from
-        the current artifact's. What a runner reports of its cost enters the manifest. `compare` has
-        a sample come out by the libraries installed now; see `find`.
+        Before anything is rebuilt, the log says which setting, input or library differs from the
+        current artifact's. A runner's reported cost enters the manifest. `compare` rebuilds a
+        sample with the libraries installed now; see `find`.
         """
 
         def build_and_note(draft: Draft) -> None:
             build(draft)
-            reported = context.get_output_metadata(_ASSET_OUTPUT) or {}
-            if COST in reported:
-                draft.provenance[COST] = reported[COST]
+            metadata = context.get_output_metadata(_ASSET_OUTPUT) or {}
+            if COST in metadata:
+                draft.provenance[COST] = metadata[COST]
 
         record = self.record
         if identity.kind in context.run.tags.get(REBUILD_TAG, "").split(","):
@@ -153,14 +155,14 @@ class PipelineResource(ConfigurableResource):
         if self.find(context, identity, compare) is None:
             for line in record.explain_change(identity):
                 context.log.info(f"{identity.kind} is made again because of {line}")
-        artifact, made = record.store.make(
+        artifact, is_new = record.store.make(
             identity,
             build_and_note,
             on_wait=lambda holder: context.log.info(
                 f"{identity.kind} {identity.fingerprint} is being made by {holder}; waiting for it"
             ),
         )
-        if not made:
+        if not is_new:
             context.log.info(f"{identity.kind} {artifact.fingerprint} exists already")
         elif artifact.manifest.remade:
             context.log.warning(
@@ -169,13 +171,13 @@ class PipelineResource(ConfigurableResource):
                 f"{identity.fingerprint}, and what follows is made again"
             )
         record.advance(artifact)
-        context.add_output_metadata({"made_now": made})
+        context.add_output_metadata({"made_now": is_new})
         return artifact
 
     def _set_aside(self, context: AssetExecutionContext, identity: Identity) -> None:
-        """Have an artifact made again although nothing changed; a training begins again too.
+        """Have an artifact rebuilt although nothing changed; a training starts from its first step.
 
-        One that does not exist keeps what was done for it, so that a run that failed goes on.
+        If it does not exist, what was done for it is kept, so that a failed run continues.
         """
         artifact = self.store.find(identity)
         if artifact is None:

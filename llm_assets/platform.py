@@ -18,12 +18,13 @@ from spark_jobs.runtime.session import local_conf
 
 
 def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, Any]:
-    """Every resource of the graph; an axis' own `runner` beats the platform."""
+    """Every resource of the graph; a `runner` of Spark or training takes precedence over
+    `platform`."""
     cloud, platform = str(cloud_config_path()), settings.platform
     conf = local_conf(settings.spark.driver_memory, settings.spark.partitions, settings.spark.ui)
-    # Given at launch, with these as its defaults, so that the launchpad shows them for one run.
+    # Configured at launch, with these defaults, so that the launchpad shows them for one run.
     pyspark = LazyPySparkResource.configure_at_launch(spark_config=conf)
-    # Each is a few settings; what they talk to is opened when it is asked for.
+    # All of these only hold settings; connections are opened when they are needed.
     spark_runs = settings.spark.runner or platform
     training_runs = settings.training.runner or platform
     spark = {

@@ -1,12 +1,12 @@
 """Webserver, daemon and board of a project, which supervisord keeps running.
 
-supervisord starts a program again whenever it ends, and keeps its log at a bounded size. It listens
-on a socket in a folder that its owner alone may enter, among the machine's temporary ones: the
-kernel takes no path longer than 107 bytes, and projects lie deeper.
+supervisord restarts a program whenever it ends, and limits the size of its log. It listens on a
+socket in a private folder among the machine's temporary ones: the kernel accepts no path longer
+than 107 bytes, and projects lie deeper.
 
-A daemon that is killed leaves its code server and its runs. They stay in the session of the
-supervisor, though it may be dead itself, and are ended before others begin. The endpoint has a
-session of its own, and outlives all.
+A daemon that is killed leaves its code server and its runs behind. They stay in the session of the
+supervisor, even if that is dead itself, and are ended before new ones start. The endpoint has a
+session of its own, and outlives all of them.
 """
 
 import contextlib
@@ -42,29 +42,29 @@ BOARD_PORT = 8012
 STATE_FOLDER = Path(".llm_assets/services")
 WORKSPACE = "workspace.yaml"
 PACKAGES = ("dagster_webserver", "supervisor")
-"""Of the extra `ui`."""
+"""Packages of the extra `ui`."""
 START_SECONDS = 300.0
-"""For the webserver to load the definitions, on a machine that has other work too."""
+"""Time for the webserver to load the definitions, on a machine with other work too."""
 REPORT_SECONDS = 10.0
 ANSWER_SECONDS = 20.0
 SAVE_SECONDS = 30.0
-"""For a run that is being ended to save where it stands."""
+"""Time for a run that is being ended to save its state."""
 STOP_SECONDS = 60
-"""For a program to end by itself once supervisord asked it to."""
+"""Time for a program to end by itself after supervisord asked it to."""
 POLL_SECONDS = 0.2
 PROGRAM_SECONDS = 1.0
-"""For a process to have its program, and with it an environment."""
+"""Time for a new process to execute its program, and so to have an environment."""
 PROGRAM_POLL_SECONDS = 0.001
 LOG_TAIL_LINES = 15
 FAILED = ("backoff", "exited", "fatal")
 MARK = "LLM_ASSETS_SERVICES"
 """Environment variable of every service of a folder, with the folder."""
 SESSION_NAME = "session"
-"""A file in the state folder with the number of the services' session."""
+"""File in the state folder with the number of the services' session."""
 CONTROL_NAME = "control"
-"""A link in the state folder to the socket."""
+"""Link in the state folder to the socket."""
 OWNER_NAME = "owner"
-"""A file beside the socket that names the state folder: a copy of that has the same link."""
+"""File beside the socket that names the state folder: a copied folder has the same link."""
 CONFIGURATION_NAME = "supervisord.conf"
 CONFIGURATION = """\
 [unix_http_server]
@@ -83,7 +83,7 @@ logfile_maxbytes = 16MB
 logfile_backups = 1
 pidfile = {state}/supervisord.pid
 """
-# A thousand restarts in a row are days: each waits a second longer than the one before.
+# A thousand restarts in a row take days, because each waits a second longer than the last.
 PROGRAM = """\
 [program:{name}]
 command = {command}
@@ -137,7 +137,7 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
             f"{folder} has no {WORKSPACE}, so it is not a project. Go to the project's folder, "
             "or make one with: llm-assets init FOLDER_OF_TEXT"
         )
-    # What a supervisor that was killed has left still holds the ports.
+    # Processes that a killed supervisor left behind still hold the ports.
     end_leftovers(state)
     for option, number in (("--port", port), ("--board-port", board_port)):
         listen(HOST, number, f"port with {option}").close()
@@ -158,7 +158,7 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
         start(state, services, environment)
         _wait(state, (port, board_port), report)
     except BaseException:
-        # Ctrl-C among them: nothing half started stays.
+        # Ctrl-C included: nothing half started remains.
         stop(state)
         raise
     report(f"board: http://{HOST}:{board_port}   UI: http://{HOST}:{port}")
@@ -179,7 +179,7 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
     control = Path(tempfile.mkdtemp(prefix="llm-assets-")) / CONTROL_NAME
     control.with_name(OWNER_NAME).write_text(_identify(state))
     (state / CONTROL_NAME).symlink_to(control)
-    # A path of the project could hold what means something to supervisord.
+    # Relative, since a path of the project may contain characters special to supervisord.
     paths = {"state": os.path.relpath(state), "socket": _escape(str(control))}
     configuration = CONFIGURATION.format(**paths)
     for name, command in services.items():
@@ -219,12 +219,13 @@ def read_states(state: Path) -> list[ServiceState] | None:
 def stop(state: Path) -> bool:
     """End the supervisor, its services and all that they started; returns whether there was any.
 
-    What else has a session of its own, as the endpoint does, stays.
+    Processes in a session of their own, such as the endpoint, stay.
     """
     if read_states(state) is None:
         return end_leftovers(state) > 0
     supervisor = int(_supervisor(state).getPID())
     os.kill(supervisor, signal.SIGTERM)
+    # supervisord gives each program STOP_SECONDS to end by itself.
     end = time.monotonic() + STOP_SECONDS + ANSWER_SECONDS
     while supervisor in find_leftovers(state) and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
@@ -250,11 +251,11 @@ def find_leftovers(state: Path) -> list[int]:
 
 
 def _is_marked(process: "psutil.Process", state: Path) -> bool:
-    """Whether a process is a service's: a session's number may be another's by now."""
+    """Whether a process is a service: by now, the session's number may belong to another one."""
     import psutil
 
     end = time.monotonic() + PROGRAM_SECONDS
-    # While one program replaces another, its process has no environment.
+    # While a process executes a new program, its environment is empty.
     while not (environment := process.environ()) and time.monotonic() < end:
         if process.status() == psutil.STATUS_ZOMBIE:
             break
@@ -263,9 +264,9 @@ def _is_marked(process: "psutil.Process", state: Path) -> bool:
 
 
 def end_leftovers(state: Path) -> int:
-    """End them, those that do not listen after a while by force; returns how many there were.
+    """End them, by force if they do not end by themselves; returns how many there were.
 
-    A run that is ended so has failed, not been canceled: automation launches it again.
+    A run that is ended this way counts as failed, not canceled, so automation launches it again.
     """
     leftovers = remaining = find_leftovers(state)
     _signal(leftovers, signal.SIGTERM)
@@ -320,13 +321,13 @@ def _remove_socket(state: Path) -> None:
 
 
 def _is_of_another(state: Path) -> bool:
-    """Whether a supervisor is that of the project which this one was copied from."""
+    """Whether the supervisor belongs to the project that this one was copied from."""
     owner = (state / CONTROL_NAME).readlink().with_name(OWNER_NAME)
     return owner.exists() and owner.read_text() != _identify(state)
 
 
 def _identify(folder: Path) -> str:
-    """What names a folder also after it was moved, and names no copy of it."""
+    """Identifies a folder even after it was moved, but not a copy of it."""
     status = folder.stat()
     return f"{status.st_dev}:{status.st_ino}"
 
@@ -339,7 +340,8 @@ def _supervisor(state: Path) -> Any:
 
 
 def _escape(text: str) -> str:
-    # After a blank, these begin a comment of supervisord's, also in quotes, which end between them.
+    # After white space, supervisord takes these for a comment, even in quotes; empty quotes
+    # separate.
     return re.sub(r"(?<=\s)(?=[;#])", "''", text.replace("%", "%%"))
 
 

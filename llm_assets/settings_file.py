@@ -1,5 +1,5 @@
-"""Reads a settings file that a person wrote, and tells every fault of it: its key, what was said
-there, and what can be."""
+"""Reads a settings file written by a person, and reports every fault: the key, the value and what
+is valid."""
 
 import difflib
 import itertools
@@ -20,7 +20,7 @@ OTHER_FILES = ("dagster.yaml", "google_cloud.yaml", "workspace.yaml")
 COMPONENT = "llm_assets.LanguageModel"
 """Type in the file of a component of a Dagster project, whose `attributes` are the pipeline."""
 TEMPLATE = re.compile(r"\{\{\s*env\b[^}]*\}\}")
-"""What Dagster fills in for other components."""
+"""A template that Dagster fills in for other components."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -41,19 +41,19 @@ def read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str,
     except FileNotFoundError as error:
         hint = f"Name another one with {variable}; `llm-assets setup` writes one."
         if variable == CONFIG_VARIABLE:
-            here = (
+            existing = (
                 ", ".join(map(str, pipeline_files()))
                 or "none; `llm-assets init FOLDER_OF_TEXT` writes one"
             )
-            hint = f"Name another one with --config or {variable}. Here: {here}"
+            hint = f"Name another one with --config or {variable}. Here: {existing}"
         raise UserError(f"There is no settings file {path}. {hint}") from error
     except (IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
     if isinstance(content, dict) and content.get("type") == COMPONENT:
         content = content.get("attributes")
-        if found := TEMPLATE.search(repr(content)):
+        if match := TEMPLATE.search(repr(content)):
             raise UserError(
-                f"{path}: `{found[0]}` is not filled in: each run reads this file by itself, "
+                f"{path}: `{match[0]}` is not filled in: each run reads this file by itself, "
                 "without Dagster's templates. Write the value."
             )
     if not isinstance(content, dict):
@@ -65,9 +65,9 @@ def read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str,
 def check_settings(
     content: dict[str, Any], model: type[Model], source: str, strict: bool = False
 ) -> Model:
-    """Settings as a model; raises UserError with every fault of them, and where they came from.
+    """Settings as a model; raises UserError with all of their faults and where they came from.
 
-    Booleans in place of numbers are told once there is no other fault.
+    Booleans in place of numbers are reported only if there is no other fault.
     """
     try:
         settings = model.model_validate(content, strict=strict)
@@ -81,14 +81,14 @@ def check_settings(
     except UnicodeEncodeError:
         faults = ["a key holds half of a character (one of a surrogate pair); write all of it"]
     if faults:
-        # Not from the error, which has all values as they are.
-        told = f"{source} has invalid settings:\n  " + "\n  ".join(faults)
-        raise UserError(_without_secrets(told))
+        # Raised outside the `except`: the original error contains all values, secrets too.
+        message = f"{source} has invalid settings:\n  " + "\n  ".join(faults)
+        raise UserError(_without_secrets(message))
     return settings
 
 
 def _booleans_for_numbers(content: Any, value: Any, key: str = "") -> Iterator[str]:
-    """The keys within a content at which it has a boolean and a value made of it has a number."""
+    """The keys at which a content has a boolean and the value made from it has a number."""
     if isinstance(content, bool) and type(value) in (int, float):
         yield key
     inner: Iterable[tuple[Any, Any, Any]] = []
@@ -96,16 +96,16 @@ def _booleans_for_numbers(content: Any, value: Any, key: str = "") -> Iterator[s
         find = value.get if isinstance(value, dict) else partial(getattr, value)
         # A strategy's own name in place of `strategy` is its short form.
         short = getattr(value, "strategy", None)
-        inner = [(name, said, find(name, short)) for name, said in content.items()]
+        inner = [(name, part, find(name, short)) for name, part in content.items()]
     elif isinstance(content, list) and isinstance(value, list | tuple):
         inner = zip(itertools.count(), content, value, strict=False)
-    for name, said, made in inner:
-        yield from _booleans_for_numbers(said, made, f"{key}.{name}" if key else str(name))
+    for name, part, result in inner:
+        yield from _booleans_for_numbers(part, result, f"{key}.{name}" if key else str(name))
 
 
 def pipeline_files() -> list[Path]:
-    found = [*Path("config").glob("*.yaml"), *Path().glob("*.yaml")]
-    return sorted(path for path in found if path.name not in OTHER_FILES)
+    paths = [*Path("config").glob("*.yaml"), *Path().glob("*.yaml")]
+    return sorted(path for path in paths if path.name not in OTHER_FILES)
 
 
 _MAPPING = "a mapping of keys (in YAML: below it, each on a line of its own and indented)"
@@ -139,27 +139,27 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
         choices = f"{tag.capitalize()}s: {', '.join(names)}."
         if "tag" not in fault["ctx"]:
             return f"{key}: `{tag}` is missing. {choices}"
-        said = fault["ctx"]["tag"]
-        return f"{key}.{tag}: unknown {tag} {said}; {did_you_mean(said, names)}{choices}"
+        value = fault["ctx"]["tag"]
+        return f"{key}.{tag}: unknown {tag} {value}; {did_you_mean(value, names)}{choices}"
     if fault["type"] == "missing":
         return f"{key}: missing."
-    said = fault["input"]
-    if said is None:
+    value = fault["input"]
+    if value is None:
         return f"{key}: has no value. Write one; a key that is left out has its default, if any."
-    # A section may hold a secret anywhere.
+    # A section may contain a secret anywhere, so its content is not shown.
     is_hidden = key.endswith("_variable") or fault["type"] in ("model_type", "dict_type")
-    if asked := OTHER_SHAPES.get(fault["type"]):
-        quoted = isinstance(said, str) and fault["type"] in ("int_type", "float_type")
-        got = "" if is_hidden else f" (got {said!r})"
-        return f"{key}: must be {asked}{', without quotes' if quoted else ''}{got}"
-    # A rule over several keys is broken by a whole section, which would hide what it says.
-    is_rule = fault["type"] == "value_error" and isinstance(said, dict | BaseModel)
-    got = "" if is_rule or is_hidden else f" (got {said!r})"
+    if shape := OTHER_SHAPES.get(fault["type"]):
+        quoted = isinstance(value, str) and fault["type"] in ("int_type", "float_type")
+        got = "" if is_hidden else f" (got {value!r})"
+        return f"{key}: must be {shape}{', without quotes' if quoted else ''}{got}"
+    # A rule over several keys fails for a whole section, whose content would hide the message.
+    is_rule = fault["type"] == "value_error" and isinstance(value, dict | BaseModel)
+    got = "" if is_rule or is_hidden else f" (got {value!r})"
     rule = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    told = f"{key + ': ' if key else ''}{rule}{got}"
-    if isinstance(said, bool) and fault["type"] in ("string_type", "literal_error"):
-        return f"{told}. YAML reads on, off, yes and no as true or false: put a text in quotes."
-    return told
+    message = f"{key + ': ' if key else ''}{rule}{got}"
+    if isinstance(value, bool) and fault["type"] in ("string_type", "literal_error"):
+        return f"{message}. YAML reads on, off, yes and no as true or false: put a text in quotes."
+    return message
 
 
 def _without_secrets(text: str) -> str:
@@ -169,14 +169,14 @@ def _without_secrets(text: str) -> str:
 
 
 def did_you_mean(said: str, names: list[str]) -> str:
-    """The name that is meant, if one is near: hardly anybody mistypes its first letter."""
+    """The name that was meant, if one is close: people rarely mistype the first letter."""
     likely = [name for name in names if name[:1] == said[:1]]
     nearest = difflib.get_close_matches(said, likely, n=1)
     return f"did you mean `{nearest[0]}`? " if nearest else ""
 
 
 def _models_at(model: Any, location: tuple[Any, ...], content: Any) -> list[type[BaseModel]]:
-    """The models of which one is valid at a location of the settings; `content` is a file's."""
+    """The models that may be valid at a location of the settings; `content` is the file's."""
     models = models_in(model)
     for part in location:
         content = content.get(part) if isinstance(content, dict) else None

@@ -33,6 +33,7 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
 
     # A second trainer of the same run waits until the first has ended.
     lease: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    # For all workers of the run: the others wait for the first one when they join.
     if os.environ.get("RANK", "0") == "0":
         lease = local_lease(
             Path(spec.run_folder) / "run.lock",

@@ -1,6 +1,6 @@
 """What differs between the kinds of hardware that programs run on: processors, GPUs and others.
 
-What only one kernel does otherwise, such as attention, it tells by the type of its tensors' device.
+Where a single kernel differs, such as attention, it looks at its tensors' device itself.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ class Device:
     """A processor; other hardware says what it does otherwise."""
 
     group_backend: ClassVar[str] = "gloo"
-    """What workers send each other messages by."""
+    """The backend by which workers exchange messages."""
     compiles: ClassVar[bool] = False
     """Whether `placement.compile: auto` compiles, which pays where it takes effect at once."""
     saves_every_steps: ClassVar[int | None] = 8
-    """After how many steps at least it is saved where `checkpointing.every_steps` is absent; None
-    saves by time alone."""
+    """After how many steps at least the state is saved, where `checkpointing.every_steps` is
+    absent; None saves by time alone."""
     logs_every_steps: ClassVar[int] = 1
     """What `logging.every_steps` is where it is absent."""
     saves_in_background: ClassVar[bool] = False
@@ -60,7 +60,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What its results are told apart by."""
+        """The name under which results on this hardware are kept."""
         return self.place.type
 
     @property
@@ -87,6 +87,7 @@ class Device:
     def readings(self) -> dict[str, float]:
         """Peak memory so far; of a GPU what NVML tells of it, where that can be read."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # Linux counts kilobytes, macOS bytes.
         return {"peak_memory_gb": peak * (1 if sys.platform == "darwin" else 1024) / 1e9}
 
 
@@ -115,31 +116,31 @@ class Gpu(Device):
     def peak_flops(self) -> float | None:
         words = set(re.findall(r"\w+", self.name.upper()))
         peaks = PEAK_BFLOAT16_FLOPS.items()
-        found = next((peak for key, peak in peaks if set(key.upper().split()) <= words), None)
+        card_peak = next((peak for key, peak in peaks if set(key.upper().split()) <= words), None)
         # A part of a card has a part of its peak.
-        return None if "MIG" in words else found
+        return None if "MIG" in words else card_peak
 
     def memory(self) -> float | None:
         return float(torch.cuda.get_device_properties(self.place).total_memory)
 
     def readings(self) -> dict[str, float]:
         readings = {"peak_memory_gb": torch.cuda.max_memory_allocated(self.place) / 1e9}
-        told: dict[str, tuple[Callable[[torch.device], float], float]] = {
+        figures: dict[str, tuple[Callable[[torch.device], float], float]] = {
             "gpu_utilisation_percent": (torch.cuda.utilization, 1),
             "gpu_power_watts": (torch.cuda.power_draw, 1e-3),
             "gpu_temperature_celsius": (torch.cuda.temperature, 1),
             "gpu_memory_used_gb": (torch.cuda.device_memory_used, 1e-9),
         }
-        for name, (read, unit) in told.items():
+        for name, (measure, unit) in figures.items():
             # NVML's package is optional, its errors are of no common kind, and cards refuse some
             # readings: a figure that is missing ends no training.
             with suppress(Exception):
-                readings[name] = read(self.place) * unit
+                readings[name] = measure(self.place) * unit
         return readings
 
 
 KINDS: dict[str, type[Device]] = {"cpu": Device, "cuda": Gpu}
-"""By the type of torch's device; other hardware is entered by the strategy that brings it."""
+"""By the type of torch's device; a strategy that brings other hardware adds to it."""
 
 
 def device_of(place: torch.device) -> Device:

@@ -12,7 +12,8 @@ from recipes.spec import TrainingSpec
 
 @dataclass(frozen=True)
 class Objective:
-    """Order, steps, checkpoints, resume, export, evaluation, gate and serving are built on these.
+    """What a recipe brings; order, steps, checkpoints, export, evaluation and serving are built on
+    it.
 
     A model's forward takes a batch and gives the loss in nats, summed over the batch's targets, so
     that any number of workers and of accumulation steps gives the same step.

@@ -15,14 +15,15 @@ from recipes.settings import OptimizerSettings, ScheduleSettings
 
 HISTORY = 64
 ENOUGH_HISTORY = 16
+"""With fewer norms their median says too little, and no finite gradient is too large."""
 
 
 class GradientGuard(BaseModel):
     """Refuses gradients that are not finite or far above the recent ones; part of a checkpoint.
 
-    A skipped step leaves the weights as they are, so norms that stay high over several of them are
-    no training that runs away, but text of another kind: they are the recent ones from there on.
-    Such gradients are clipped as all are.
+    A skipped step leaves the weights as they are. So if norms stay high over several skipped steps,
+    it is not training that diverges but the text that has changed: they become the recent ones.
+    Such gradients are clipped like all others.
     """
 
     recent_norms: list[float] = []
@@ -60,14 +61,14 @@ class GradientGuard(BaseModel):
                 "`checkpoint.optimizer.learning_rate`, or look at the rows it trained on "
                 "(`checkpoint.logging.audit_rows`)."
             ), True
-        told = f"step {step} was skipped: {reason} ({len(self.skipped_steps)} skipped so far)"
+        message = f"step {step} was skipped: {reason} ({len(self.skipped_steps)} skipped so far)"
         if len(self.high_norms) >= settings.accept_after_skips:
             self.recent_norms, self.high_norms = self.high_norms, []
-            told += (
+            message += (
                 f". WARNING: {settings.accept_after_skips} in a row are text of another kind: "
                 f"norms around {self._typical():.3g} are used from here on"
             )
-        return told, False
+        return message, False
 
     def _typical(self) -> float:
         return median(self.recent_norms) if self.recent_norms else math.nan
@@ -164,4 +165,5 @@ def learning_rate_factor(schedule: ScheduleSettings, step: int, steps: int) -> f
 
 
 def _progress(step: int, first: int, last: int) -> float:
+    # Without steps to decay over, the peak is held.
     return min(max((step - first) / (last - first), 0.0), 1.0) if last > first else 0.0

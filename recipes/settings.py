@@ -81,6 +81,7 @@ def _validate(base: type[Settings], tag: str, group: str, values: Any) -> Any:
     try:
         model = settings_model(group, name)
     except PydanticCustomError as fault:
+        # A fault of the tag, so that the message names the setting that holds the unknown name.
         details = InitErrorDetails(type=fault, loc=(tag,), input=name)
         raise ValidationError.from_exception_data(base.__name__, [details]) from None
     return model.model_validate(values)
@@ -118,15 +119,16 @@ class BudgetSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default(cls, values: Any) -> Any:
+        # Not the default of the field `steps`: it has to stay unset beside `tokens` or `epochs`.
         if isinstance(values, dict) and all(values.get(name) is None for name in BUDGETS):
             return values | {"steps": DEFAULT_STEPS}
         return values
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        given = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give one of steps, tokens, epochs (found {' and '.join(given)})")
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) != 1:
+            raise ValueError(f"give one of steps, tokens, epochs (found {' and '.join(budgets)})")
         return self
 
 
@@ -277,25 +279,26 @@ def _short_forms(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """The strategies that settings of a placement give by short forms, each under the key that was
     written, and the other settings."""
     rest = {name: value for name, value in placement.items() if name not in installed(STRATEGIES)}
-    named = {
-        name: given | {"name": name} if isinstance(given, dict) else given
-        for name, given in placement.items()
-        if name not in rest and given is not None
+    strategies = {
+        name: settings | {"name": name} if isinstance(settings, dict) else settings
+        for name, settings in placement.items()
+        if name not in rest and settings is not None
     }
-    if (device := rest.pop("device", "auto")) != "auto" and [device] != [*named]:
-        named["device"] = {"name": device}
-    return named, rest
+    # `device: tpu` beside a section `tpu` asks for one strategy, not for two.
+    if (device := rest.pop("device", "auto")) != "auto" and [device] != [*strategies]:
+        strategies["device"] = {"name": device}
+    return strategies, rest
 
 
 def spell_out_strategy(placement: Any) -> Any:
     """Settings of a placement with its strategy under `strategy`, so that one of its settings can
-    be replaced; what is wrong with them stays so."""
+    be replaced; faulty ones come back unchanged."""
     if not isinstance(placement, dict):
         return placement
-    named, rest = _short_forms(placement)
-    if len(named) != 1 or rest.get("strategy") is not None:
+    strategies, rest = _short_forms(placement)
+    if len(strategies) != 1 or rest.get("strategy") is not None:
         return placement
-    (rest["strategy"],) = named.values()
+    (rest["strategy"],) = strategies.values()
     return rest
 
 
@@ -343,12 +346,12 @@ class PlacementSettings(ExecutionSettings):
         """`deepspeed: {stage: 2}` stands for a strategy of this name, and so does `device: tpu`."""
         if not isinstance(values, dict):
             return values
-        named, rest = _short_forms(values)
-        if len(named) + (rest.get("strategy") is not None) > 1:
-            raise ValueError(f"give one strategy (found {' and '.join(named)})")
-        for key, given in named.items():
+        strategies, rest = _short_forms(values)
+        if len(strategies) + (rest.get("strategy") is not None) > 1:
+            raise ValueError(f"give one strategy (found {' and '.join(strategies)})")
+        for key, settings in strategies.items():
             try:
-                rest["strategy"] = _strategy(given)
+                rest["strategy"] = _strategy(settings)
             except ValidationError as error:
                 # Under the key that was written.
                 details = [
@@ -541,7 +544,8 @@ class TrainingSettings(Settings):
         return faults
 
     def faults_beside(self, other: str, more: dict[str, bool]) -> list[str]:
-        """What needs FSDP2 over processes, and whatever else does not go with another strategy."""
+        """Faults under another strategy: what needs FSDP2 over processes, and the settings in
+        `more`."""
         placement = self.placement
         refused = {
             "precision: float8": self.precision == "float8",

@@ -41,7 +41,7 @@ def run(spec: SmokeSpec, report: Report) -> dict[str, Any] | None:
     (folder / "probe").write_bytes(PROBE)
     # The variables that the launcher has filled from Secret Manager.
     secrets = [key.removeprefix(PREFIX) for key in os.environ if key.startswith(PREFIX)]
-    found = {
+    result = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -53,8 +53,8 @@ def run(spec: SmokeSpec, report: Report) -> dict[str, Any] | None:
         "trained": is_trained,
         "processes": workers.count,
     }
-    files.write(f"{spec.output}/{RESULT_NAME}", json.dumps(found).encode())
-    return found
+    files.write(f"{spec.output}/{RESULT_NAME}", json.dumps(result).encode())
+    return result
 
 
 def _train_step(workers: "Workers") -> bool:
@@ -67,6 +67,7 @@ def _train_step(workers: "Workers") -> bool:
     if workers.count > 1:
         dist.all_reduce(weight.grad)
     torch.optim.SGD([weight], lr=1.0).step()
+    # The gradient of each rank is its number plus one, and the learning rate is 1.
     return weight.item() == -sum(range(workers.count + 1))
 
 

@@ -34,7 +34,8 @@ PROFILE_NAME = "profile"
 RESULT_NAME = "result.json"
 METRICS_NAME = "metrics.jsonl"
 STEPS_FOR_ESTIMATE = 8
-"""By the pace of so many last ones the time to go is reckoned: a slow beginning does not count."""
+"""The time to go is estimated from the pace of this many last steps, so a slow start does not
+count."""
 TENSORBOARD_NAME = "tensorboard"
 
 
@@ -152,12 +153,12 @@ def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:
     path = f"{run_folder}/{METRICS_NAME}"
     lines = (files.find(path) or b"").splitlines(keepends=True)
     try:
-        found = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        if not all(isinstance(line, dict) and isinstance(line["step"], int) for line in found):
+        entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        if not all(isinstance(line, dict) and isinstance(line["step"], int) for line in entries):
             raise ValueError("a line is no step")
     except (ValueError, KeyError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
-    return found
+    return entries
 
 
 def describe_hardware(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -182,9 +183,9 @@ def describe_progress(lines: Sequence[Mapping[str, Any]]) -> str:
     ending = (
         f"about {format_duration((steps - step) * pace)} to go" if step < steps else "last step"
     )
-    told = "not finite" if loss is None else f"{loss:.3f}"
+    loss_text = "not finite" if loss is None else f"{loss:.3f}"
     speed = newest["tokens_per_second"]
-    return f"step {step} of {steps} · loss {told} · {speed:,.0f} tokens/s · {ending}"
+    return f"step {step} of {steps} · loss {loss_text} · {speed:,.0f} tokens/s · {ending}"
 
 
 def _damaged(path: str | Path, fault: str) -> DamagedArtifact:
@@ -229,6 +230,8 @@ def _steps(training: TrainingSettings, shards: ShardStats, unseen_rows: int | No
     if budget.epochs is not None:
         new_rows: float = rows
         if unseen_rows and unseen_rows < rows:
+            # A pass is over new rows alone; rows that are seen again come on top, and so do
+            # replayed ones below.
             new_rows = unseen_rows / (1 - training.order.seen_share)
         return math.ceil(budget.epochs * new_rows / (budget.global_batch_size * (1 - share)))
     assert budget.tokens is not None, "the settings hold exactly one budget"

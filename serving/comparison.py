@@ -14,7 +14,7 @@ LIMITS: dict[Weights, tuple[float, float]] = {
     "int4": (0.10, 0.20),
 }
 """Share of the evaluation's bits by which the engine's may differ, for all documents together and
-for a single one. Both round to bfloat16 where that is fast, hence the first lines."""
+for a single one. f32 and bf16 have the same, as both round to bfloat16 where that is fast."""
 ROUNDING_BITS = 0.25
 """What rounding may add to a single document's bits, times the root of its tokens, whose errors are
 independent. Of a short text that a model knows by heart it is more than any share of its bits."""
@@ -67,12 +67,12 @@ class EngineComparison(BaseModel):
 
     def __str__(self) -> str:
         of_all, of_one = LIMITS[self.weights]
-        one = f"{self.largest:.2%} in {self.largest_in}" if self.largest > 0 else "none"
+        worst = f"{self.largest:.2%} in {self.largest_in}" if self.largest > 0 else "none"
         return (
             f"{self.served:.4f} bits per byte served in {self.weights}, {self.evaluated:.4f} "
             f"evaluated, on {self.documents} documents (difference "
             f"{self.served / self.evaluated - 1:+.2%}, limit {of_all:.1%}; largest of a "
-            f"document, beyond rounding: {one}, limit {of_one:.1%})"
+            f"document, beyond rounding: {worst}, limit {of_one:.1%})"
         )
 
 
@@ -83,6 +83,7 @@ def compared(
     size = sum(document.bytes for document in documents)
     differences = [
         math.inf
+        # An engine that leaves out a token's probability fits no limit.
         if math.isnan(bits)
         else max(0.0, abs(bits - document.bits) - ROUNDING_BITS * math.sqrt(document.predicted))
         / document.bits

@@ -38,7 +38,8 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Hear them to the end: uvicorn's own sends them again, which ends the process at once."""
+        """Handle signals, and no more: uvicorn's own version sends them again at its end, which
+        would end the process at once."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.handle_exit)
         yield
@@ -77,6 +78,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
                 return
             now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
             is_asked = self.cycle is not None and not self.cycle.response_complete
+            # The client has taken some: less waits than at the last look, or nothing.
             if unsent < max(self._unsent, 1):
                 self._taken_at = now
             self._unsent = unsent
@@ -103,7 +105,8 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
 
 
 def _most_connections(settings: EndpointSettings) -> int:
-    """As many as are asked for and this process may have, which it asks for, too."""
+    """The connections that are asked for, as far as the limit on open files allows, which is raised
+    as far as it goes."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files = hard if hard != resource.RLIM_INFINITY else settings.max_connections + SPARE_FILES
@@ -114,5 +117,5 @@ def _raw_response(error: ServingError) -> bytes:
     """What Starlette would answer, on a connection that no request has come from."""
     answer, status = error.response(), HTTPStatus(error.status)
     headers = [b": ".join(header) for header in [*answer.raw_headers, (b"connection", b"close")]]
-    first = f"HTTP/1.1 {status} {status.phrase}".encode()
-    return b"\r\n".join([first, *headers, b"", bytes(answer.body)])
+    status_line = f"HTTP/1.1 {status} {status.phrase}".encode()
+    return b"\r\n".join([status_line, *headers, b"", bytes(answer.body)])

@@ -69,7 +69,7 @@ def start(
         running = status(state_folder)
         if running and _needs_new_server(running, settings):
             bearer_token(settings)
-            # What cannot be had must not cost what is there.
+            # An address that cannot be had must not cost the endpoint that is running.
             # Its own port is free only once it has ended.
             port = 0 if settings.port == running.port else settings.port
             listen(settings.host, port).close()
@@ -93,10 +93,10 @@ def start(
         if running and _serves(running, desired):
             state.desired.write(desired)
             return Endpoint(running, _route(running, desired), changed=False)
-        done = _move(state, desired, running, report, still_wanted)
+        outcome = _move(state, desired, running, report, still_wanted)
         # Somebody may have stopped what was not there yet.
         state.stopped_path.unlink(missing_ok=True)
-        return Endpoint(done, _route(done, desired), changed=True)
+        return Endpoint(outcome, _route(outcome, desired), changed=True)
 
 
 def _move(
@@ -115,7 +115,7 @@ def _move(
         bearer_token(settings)
         # Tried here, where the error reaches whoever asked, and not only a log.
         listen(settings.host, settings.port).close()
-    # One that runs looks whether it was written.
+    # An endpoint that runs sees by itself that this was written.
     state.desired.write(desired)
     if running is None:
         with state.log_path.open("ab") as output:
@@ -132,7 +132,7 @@ def status(state_folder: Path) -> Status | None:
 def stop(state_folder: Path) -> bool:
     """End the endpoint, its engines with it; returns whether one was running.
 
-    Also where none was, none is started until somebody asks for one.
+    From then on none is started until somebody asks for one, even where none was running.
     """
     running, stopped = status(state_folder), StateFolder(state_folder).stopped_path
     make_private(stopped.parent)
@@ -168,23 +168,23 @@ def _wait(
     allowed += steps * settings.rollout.step_seconds
     started = reported = time.monotonic()
     while True:
-        code, found = child.poll() if child else None, state.status.read()
-        if code is not None or (child is None and not (found and found.alive)):
+        code, current = child.poll() if child else None, state.status.read()
+        if code is not None or (child is None and not (current and current.alive)):
             before = f"before it served version {desired.version}."
             if state.stopped_path.exists():
                 raise RolloutFailed(f"The endpoint was stopped {before}")
             ended = "ended" if code is None else how_it_ended(code)
             log = f"The end of its log ({state.log_path}):\n{tail(state.log_path)}"
             raise UserError(f"The endpoint {ended} {before} {log}")
-        if found and found.alive:
-            outcome = found.outcome
+        if current and current.alive:
+            outcome = current.outcome
             if outcome and outcome.at.timestamp() >= began and desired.is_of(outcome):
                 if outcome.succeeded:
-                    return found
-                if child and not found.routes:
+                    return current
+                if child and not current.routes:
                     child.wait(STOP_SECONDS)
                     raise UserError(f"Version {desired.version} is not served: {outcome.reason}")
-                still = f" Version {found.routes[0].version} still is." if found.routes else ""
+                still = f" Version {current.routes[0].version} still is." if current.routes else ""
                 raise RolloutFailed(
                     f"Version {desired.version} is not served: {outcome.reason}.{still}"
                 )
@@ -198,7 +198,7 @@ def _wait(
             )
         if time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
-            phase = found.phase.replace("_", " ") if found else "starting"
+            phase = current.phase.replace("_", " ") if current else "starting"
             report(
                 f"endpoint {phase}, version {desired.version}: {reported - started:.0f} s "
                 f"(at most {allowed:.0f} s)"
@@ -208,28 +208,28 @@ def _wait(
 
 def _serves(running: Status, desired: Desired) -> bool:
     # How a version takes over decides nothing once it has all traffic.
-    now, wanted = (one.settings.model_dump(exclude={"rollout"}) for one in (running, desired))
+    current, target = (side.settings.model_dump(exclude={"rollout"}) for side in (running, desired))
     return (
         running.phase == "serving"
-        and now == wanted
+        and current == target
         and any(route.share == 1.0 and desired.is_of(route) for route in running.routes)
     )
 
 
-def _needs_new_server(running: Status, wanted: EndpointSettings) -> bool:
+def _needs_new_server(running: Status, settings: EndpointSettings) -> bool:
     """Whether what is set when the server begins to listen has changed."""
     fixed = {
         *("host", "port", "token_variable"),
         *("max_connections", "header_timeout", "allowed_origins"),
     }
-    now = running.settings
-    if now.model_dump(include=fixed) != wanted.model_dump(include=fixed):
+    current = running.settings
+    if current.model_dump(include=fixed) != settings.model_dump(include=fixed):
         return True
     # After an upgrade its API server and the engines that it starts would be of two releases.
     if running.code != code_hash():
         return True
     # Where the variable is not set, nothing speaks against the token that the server has.
-    return os.environ.get(wanted.token_variable or "", "") != "" and _refuses_token(running)
+    return os.environ.get(settings.token_variable or "", "") != "" and _refuses_token(running)
 
 
 def _refuses_token(running: Status) -> bool:
@@ -242,5 +242,5 @@ def _refuses_token(running: Status) -> bool:
     return answer.status_code == httpx.codes.UNAUTHORIZED
 
 
-def _route(found: Status, desired: Desired) -> RouteStatus:
-    return next(route for route in found.routes if desired.is_of(route))
+def _route(running: Status, desired: Desired) -> RouteStatus:
+    return next(route for route in running.routes if desired.is_of(route))

@@ -46,6 +46,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         code = "method_not_allowed" if error.status_code == 405 else "no_such_route"
         headers = error.headers or {}
         error = ServingError(error.status_code, text, code)
+        # Such as `Allow`, where a route has no such method.
         error.headers |= headers
     elif not isinstance(error, ServingError):
         error = ServingError(500, "An unexpected error; the endpoint's log shows it.", "fault")

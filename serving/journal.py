@@ -68,13 +68,13 @@ class Journal:
             key, lines = _read_key(self._folder), ""
             at = now.isoformat(timespec="milliseconds")
             common = (request, at, by.version, by.fingerprint)
-            for index, (one, answer) in enumerate(zip(asked, answers, strict=True)):
-                prompt = _prompt_text(one)
+            for index, (generate_request, answer) in enumerate(zip(asked, answers, strict=True)):
+                prompt = _prompt_text(generate_request)
                 texts = (prompt, answer) if settings.keep == "text" else ()
                 entry = JournalEntry(*common, index, _hash(key, prompt), _hash(key, answer), *texts)
                 lines += json.dumps(asdict(entry)) + "\n"
-            with open(self._folder / f"{self._day}.jsonl", "a+b", opener=_open_private) as written:
-                written.write(_line_break(written) + lines.encode())
+            with open(self._folder / f"{self._day}.jsonl", "a+b", opener=_open_private) as day_file:
+                day_file.write(_line_break(day_file) + lines.encode())
         except OSError as error:
             log("journal", id=request, fault=error.strerror or str(error))
 
@@ -87,11 +87,11 @@ def _line_break(file: BinaryIO) -> bytes:
     return b"" if file.read() == b"\n" else b"\n"
 
 
-def _prompt_text(asked: GenerateRequest) -> str:
-    if isinstance(asked.prompt, str):
-        return asked.prompt
-    turns = [message.model_dump() for message in asked.messages or ()]
-    return json.dumps(turns or asked.prompt, ensure_ascii=False)
+def _prompt_text(request: GenerateRequest) -> str:
+    if isinstance(request.prompt, str):
+        return request.prompt
+    turns = [message.model_dump() for message in request.messages or ()]
+    return json.dumps(turns or request.prompt, ensure_ascii=False)
 
 
 def find_entries(state_folder: Path, request: str, days: float) -> list[JournalEntry]:
@@ -100,7 +100,7 @@ def find_entries(state_folder: Path, request: str, days: float) -> list[JournalE
     Args:
         request: its `X-Request-Id`, or the `id` in a body of OpenAI's API, which has a prefix.
     """
-    today, found = datetime.now(UTC).date(), []
+    today, entries = datetime.now(UTC).date(), []
     names = {request.removeprefix(prefix) for prefix in ("", "cmpl-", "chatcmpl-")}
     for day, file in _days(state_folder / FOLDER):
         if _is_expired(day, days, today):
@@ -109,8 +109,8 @@ def find_entries(state_folder: Path, request: str, days: float) -> list[JournalE
         for line in file.read_text(errors="replace").split("\n")[:-1]:
             with suppress(ValueError, TypeError):
                 entry = JournalEntry(**json.loads(line))
-                found += [entry] if entry.request in names else []
-    return found
+                entries += [entry] if entry.request in names else []
+    return entries
 
 
 def is_answer(state_folder: Path, entry: JournalEntry, text: str) -> bool:

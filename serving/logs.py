@@ -44,16 +44,17 @@ class LogHandler(logging.Handler):
     """What libraries log, as lines of the same log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        told: dict[str, Any] = {"of": record.name, "text": record.getMessage()}
+        fields: dict[str, Any] = {"of": record.name, "text": record.getMessage()}
         if record.exc_info:
-            told["traceback"] = traceback.format_exception(*record.exc_info)
-        log(record.levelname.lower(), **told)
+            fields["traceback"] = traceback.format_exception(*record.exc_info)
+        log(record.levelname.lower(), **fields)
 
 
 class Tally:
     """Logs something that may come in thousands: its first, then how many came in a while."""
 
     def __init__(self, name: str) -> None:
+        # The clock may begin at 0 with the machine; the first one is logged then, too.
         self._name, self._said_at = name, -TALLY_SECONDS
         self._unsaid = 0
 
@@ -87,7 +88,7 @@ def make_room(path: Path, is_open: bool = False) -> None:
         if not is_open:
             os.replace(path, before(path))
             return
-        # Where there is no room for a copy, least of all for more of the log.
+        # Where there is no room for a copy, there is even less for more of the log.
         with suppress(OSError):
             shutil.copyfile(path, before(path))
         os.truncate(path, 0)

@@ -28,6 +28,7 @@ WATCH_SECONDS = 0.1
 STAKES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Shares of the capital that are staked, in equal parts: small ones find small differences."""
 QUESTIONS = 4
+"""Failures, speed with equal and with unequal shares, deviations: they share `FALSE_ALARM`."""
 FALSE_ALARM = 0.01
 """Chance that a version which is no worse than the old one is taken back."""
 LIMIT = math.log(QUESTIONS / FALSE_ALARM)
@@ -97,7 +98,7 @@ class Bets:
         """Of the capital."""
         # Divided by the largest before they are added: the capital itself may be more than a float.
         largest = max(self._logarithms)
-        return largest + math.log(fmean(math.exp(one - largest) for one in self._logarithms))
+        return largest + math.log(fmean(math.exp(value - largest) for value in self._logarithms))
 
 
 class Slowness:
@@ -121,9 +122,9 @@ class Slowness:
             uncompared.extend(seconds)
         if min(map(len, self._uncompared)) < self._block:
             return
-        one, other = (fmean(seconds) for seconds in self._uncompared)
-        self.bets.add(float(one > self._tolerated * other), 0.5)
-        self._seconds = [self._seconds[0] + one, self._seconds[1] + other]
+        new_mean, old_mean = (fmean(seconds) for seconds in self._uncompared)
+        self.bets.add(float(new_mean > self._tolerated * old_mean), 0.5)
+        self._seconds = [self._seconds[0] + new_mean, self._seconds[1] + old_mean]
         self.answers += len(self._uncompared[0])
         self._uncompared = ([], [])
 
@@ -184,12 +185,12 @@ class Evidence:
     @property
     def summary(self) -> str:
         """What was seen, for the log."""
-        said = [self._failed]
+        parts = [self._failed]
         if self._even.answers:
-            said.append(f"{self._even.times:.2f} times the seconds per token")
+            parts.append(f"{self._even.times:.2f} times the seconds per token")
         if self._new.deviations:
-            said.append(f"{len(self._new.deviations)} readings of held-out documents")
-        return "; ".join(said)
+            parts.append(f"{len(self._new.deviations)} readings of held-out documents")
+        return "; ".join(parts)
 
     @property
     def _failed(self) -> str:
@@ -294,8 +295,8 @@ async def roll_out(
     # Outside of the above: a version that has all the traffic is not taken back for what fails
     # after.
     await traffic.set_share(1.0)
-    seen = f"; {evidence.summary}" if beside and settings.steps else ""
-    report(f"version {traffic.version} has all the traffic{seen}")
+    suffix = f"; {evidence.summary}" if beside and settings.steps else ""
+    report(f"version {traffic.version} has all the traffic{suffix}")
     await traffic.promote()
 
 
@@ -344,9 +345,9 @@ async def _watch_step(
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         _check_wanted(still_wanted)
-        seen = await traffic.observe()
-        evidence.add(*seen, share)
-        new, old = new.then(seen[0]), old.then(seen[1])
+        samples = await traffic.observe()
+        evidence.add(*samples, share)
+        new, old = new.then(samples[0]), old.then(samples[1])
         # Before whether the step is over: its last answers may be the ones that speak against it.
         if against := evidence.against:
             raise CanaryFailed(against)

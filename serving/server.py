@@ -41,6 +41,7 @@ from serving.traffic import EngineTraffic
 SHUTDOWN_SECONDS = 10
 """For answers that are under way; their engines end after them."""
 BEAT_SECONDS = 1.0
+"""Between two signs of life for the supervisor."""
 LOOK_SECONDS = 0.1
 """Between two looks whether something else is wanted."""
 
@@ -66,8 +67,8 @@ class Server:
         self._router = self._dispatcher.router
         before = state.status.read()
         self._supervisor = os.getppid()
-        # Of this supervisor's alone: since an endpoint's own end, people may have rejected what was
-        # served.
+        # Only under the same supervisor: once an endpoint has ended, people may have rejected what
+        # it served.
         self._has_served = (
             before is not None
             and before.pid == self._supervisor
@@ -113,7 +114,7 @@ class Server:
         """Show the supervisor that this process answers, and others where it is to be found."""
         while True:
             self._show_life()
-            # A drive of the network that does not answer says nothing.
+            # A network drive that does not answer says nothing about the file.
             with suppress(OSError):
                 if not self._state.status.path.exists():
                     self._write_state_again()
@@ -147,85 +148,85 @@ class Server:
         Returns where the first version cannot be served at all; later failures leave the one before
         in its place.
         """
-        wanted, good = self._desired, self._state.good.read()
-        if self._has_served and good and good != wanted:
+        desired, good = self._desired, self._state.good.read()
+        if self._has_served and good and good != desired:
             # The API server before this one ended while it changed versions. What was good then
             # comes first, so that a wanted version that cannot serve costs no outage.
             await self._change(good, is_asked=False)
-        await self._change(wanted)
+        await self._change(desired)
         while self._router.routes:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                if (written := self._state.desired.written()) == self._read_as:
+                if (stamp := self._state.desired.written()) == self._read_as:
                     continue
                 changed = self._state.desired.read()
             except OSError:
                 continue  # A drive of the network that does not answer says nothing new.
-            self._read_as = written
+            self._read_as = stamp
             if changed:
                 # Also where it serves already: whoever asked waits for the outcome.
                 await self._change(changed)
 
-    async def _change(self, wanted: Desired, is_asked: bool = True) -> None:
+    async def _change(self, desired: Desired, is_asked: bool = True) -> None:
         """Serve what is wanted, by the engine that serves already where that is the right one.
 
         Args:
             is_asked: whether somebody may wait for the outcome.
         """
         routes = self._router.routes
-        fits = any(r.share == 1.0 and wanted.fits_engine_of(r.engine.desired) for r in routes)
+        fits = any(r.share == 1.0 and desired.fits_engine_of(r.engine.desired) for r in routes)
         try:
-            fault = None if fits else await self._roll_out(wanted)
+            fault = None if fits else await self._roll_out(desired)
         except NoLongerWanted as error:
             # Who asked has given way to another, whose outcome comes with the next change.
             fault, is_asked = str(error), False
         if fault is None:
-            self._desired = wanted
-            self._dispatcher.settings = wanted.settings
+            self._desired = desired
+            self._dispatcher.settings = desired.settings
             # Now, not with the next beat: it may be the silence after it that has to be short.
             self._show_life()
             for route in routes:
-                route.engine.desired = wanted
+                route.engine.desired = desired
             self._has_served = True
-            self._keep(self._state.good, wanted)
+            self._keep(self._state.good, desired)
         if is_asked:
             self._outcome = RolloutOutcome(
-                version=wanted.version,
-                fingerprint=wanted.fingerprint,
+                version=desired.version,
+                fingerprint=desired.fingerprint,
                 succeeded=fault is None,
                 reason=fault or "serving",
             )
         self._phase = "serving" if routes else "failed"
-        log("rollout", version=wanted.version, succeeded=fault is None, reason=fault or "serving")
+        log("rollout", version=desired.version, succeeded=fault is None, reason=fault or "serving")
         self._write_status()
 
-    async def _roll_out(self, wanted: Desired) -> str | None:
+    async def _roll_out(self, desired: Desired) -> str | None:
         """Start an engine and give it the traffic; returns why the one before still has it."""
-        log_path = self._state.folder / f"engine-{wanted.version}.log"
+        log_path = self._state.folder / f"engine-{desired.version}.log"
         running = {route.engine.log_path for route in self._router.routes}
         remove_oldest(set(self._state.folder.glob("engine-*.log")) - {log_path, *running})
-        engine = EngineProcess(wanted, log_path, self._write_status)
+        engine = EngineProcess(desired, log_path, self._write_status)
         self._phase = "rolling_out" if self._router.routes else "starting"
         self._write_status()
-        traffic = EngineTraffic(self._router, engine, wanted.settings)
-        seconds, is_first = wanted.settings.request_timeout, not self._router.routes
+        traffic = EngineTraffic(self._router, engine, desired.settings)
+        seconds, is_first = desired.settings.request_timeout, not self._router.routes
 
         def still_wanted() -> bool:
             # Where nothing serves, nothing else could sooner. Else as the file says, whose reader
             # may have come just before another was wanted.
             with suppress(OSError):
-                return is_first or self._state.desired.read() in (wanted, None)
+                return is_first or self._state.desired.read() in (desired, None)
             return True
 
         try:
-            await roll_out(traffic, wanted.settings.rollout, seconds, self._report, still_wanted)
+            await roll_out(traffic, desired.settings.rollout, seconds, self._report, still_wanted)
         except NoLongerWanted:
             raise
         except RolledBack as error:
             return str(error)
         except Exception as error:
             # A fault in moving the traffic must not end what has it.
-            log("rollout_fault", version=wanted.version, traceback=traceback.format_exc())
+            log("rollout_fault", version=desired.version, traceback=traceback.format_exc())
             return f"an unexpected error, which the log shows in full: {error!r}"
         return None
 
@@ -265,7 +266,7 @@ def main() -> int:
     parser.add_argument("--listener", type=int, required=True)
     parser.add_argument("--beats", type=int, required=True)
     arguments = parser.parse_args()
-    # Engines end with this process, so nothing is left for it to do.
+    # Engines end with this process by themselves, so it need not be asked.
     end_with_parent(signal.SIGKILL)
     state = StateFolder(arguments.state)
     log_to(state.log_path)

@@ -80,9 +80,9 @@ class JournalSettings(Settings):
 
     @field_validator("keep", mode="before")
     @classmethod
-    def _read_off(cls, given: Any) -> Any:
+    def _read_off(cls, value: Any) -> Any:
         # YAML reads `off` without quotes as false.
-        return "off" if given is False else given
+        return "off" if value is False else value
 
 
 class EndpointSettings(Settings):
@@ -128,7 +128,7 @@ class EndpointSettings(Settings):
     engine: Annotated[
         Annotated[Literal["auto", "openvino", "transformers"], Tag("name")]
         | Annotated[OpenAIEngine, Tag("server")],
-        Discriminator(lambda given: "name" if isinstance(given, str) else "server"),
+        Discriminator(lambda value: "name" if isinstance(value, str) else "server"),
     ] = "auto"
     """The engine: `openvino` is fast on a CPU; `transformers` runs every supported model and is the
     reference; `auto` uses OpenVINO if it can run the model, and the log says which engine it chose
@@ -168,7 +168,7 @@ def listen(
     except OSError as error:
         # Python adds the address, in brackets, to what the system says.
         reason = (error.strerror or str(error)).partition(" (")[0]
-        # What a resolver says has numbers below 0.
+        # The errors of a resolver have negative numbers.
         if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
             raise UserError(
                 f"Cannot listen on {host} ({reason}). Set `endpoint.host` to an address of this "

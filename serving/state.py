@@ -46,8 +46,8 @@ class OfVersion(BaseModel):
         return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
 
     def model(self, asked: str | None) -> str:
-        """The model as it was asked for; this version where no name was given or a version's, of
-        which during a rollout another may answer."""
+        """The name that an answer gives: the one that was asked for, but this version's where none
+        was or a version's, since another version may answer during a rollout."""
         return self.version if asked in (None, "default") or asked.isdecimal() else asked
 
     def is_of(self, other: "OfVersion") -> bool:
@@ -72,7 +72,7 @@ class Desired(OfVersion):
 
     def fits_engine_of(self, other: "Desired") -> bool:
         """Whether an engine that was started for another serves this too."""
-        mine, its = (one.settings.model_dump(include=OF_ENGINES) for one in (self, other))
+        mine, its = (owner.settings.model_dump(include=OF_ENGINES) for owner in (self, other))
         return self.is_of(other) and mine == its
 
 
@@ -100,7 +100,8 @@ class RolloutOutcome(OfVersion):
 
 @cache
 def code_hash() -> str:
-    """A hash of this package's sources, as they were when this process first asked."""
+    """A hash of this package's sources, as they were when this process first asked: an upgrade
+    replaces them under a process that goes on with the old ones."""
     folder, digest = Path(__file__).parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
@@ -117,7 +118,8 @@ class Status(BaseModel):
     process_started: str | None
     """Of the same (`artifacts.leases`): a pid alone may be somebody else's by now."""
     folder: Path | None = None
-    """Its state folder: a copy's endpoint it is not."""
+    """Its state folder, so that a copied status is not taken for that of the copy's own
+    endpoint."""
     api_server_pid: int
     host: str
     port: int
@@ -174,8 +176,8 @@ class StateFile(Generic[State]):
         """What tells one writing of the file from the next, though both say the same; None where
         it is not there."""
         with suppress(FileNotFoundError):
-            found = self.path.stat()
-            return found.st_ino, found.st_mtime_ns
+            status = self.path.stat()
+            return status.st_ino, status.st_mtime_ns
         return None
 
     def write(self, content: State) -> None:
@@ -202,12 +204,12 @@ class StateFolder:
     @property
     def running(self) -> Status | None:
         """What the endpoint is doing, or None where none runs."""
-        found = self.status.read()
-        if found is None or not found.alive:
+        status = self.status.read()
+        if status is None or not status.alive:
             return None
-        there = found.folder
-        is_copy = there and os.path.exists(there) and not os.path.samefile(there, self.folder)
-        return None if is_copy else found
+        folder = status.folder
+        is_copy = folder and os.path.exists(folder) and not os.path.samefile(folder, self.folder)
+        return None if is_copy else status
 
 
 def restart_pause(deaths: int) -> float:

@@ -45,7 +45,8 @@ class Supervisor:
         """Keep an API server alive until one ends as it was asked to; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_stop)
-        # By which earlier releases tell that another version is wanted; the API server sees that.
+        # Earlier releases say with it that another version is wanted; the API server sees that by
+        # itself.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         deaths = 0
         while True:
@@ -53,7 +54,7 @@ class Supervisor:
             try:
                 code = self._run_once()
             except OSError as error:
-                # Of processes or memory there is none to be had just now.
+                # There are no more processes, or no more memory, to be had just now.
                 code = 1
                 log("api_server_not_started", reason=str(error))
             if code in (0, CANNOT_SERVE) or self._stop_by is not None:
@@ -110,7 +111,7 @@ class Supervisor:
                     # Each says how long a silence may last, by the settings of then.
                     allowed = float(beats[-1])
                 else:
-                    # It is about to end.
+                    # It has closed the pipe, so it is about to end.
                     server.wait(POLL_SECONDS)
             elif monotonic() - heard > allowed or (
                 self._stop_by is not None and monotonic() > self._stop_by

@@ -18,10 +18,11 @@ from serving.settings import EndpointSettings, OpenAIEngine
 PROBE_TOKENS = 2
 """One of the step that reads the prompt, and one of a step that writes."""
 DEATH_SECONDS = 5.0
-"""In which what has killed one engine has killed the other too, if it is a request that does."""
+"""Within this time, a request that kills any engine has killed the other one too."""
 NOTICE_SECONDS = 0.1
 READ_PAUSE = 4.0
-"""Between two documents read amid the requests, as a multiple of the time that one took."""
+"""Between two documents read amid the requests, as a multiple of the time that one took: they take
+a fifth of the time."""
 
 
 class EngineTraffic:
@@ -55,6 +56,7 @@ class EngineTraffic:
             raise CanaryFailed(f"{error}.{self._new.last_words()}") from error
         except Refused as error:
             raise CanaryFailed(str(error)) from error
+        # Only after it has generated text and passed the comparison.
         self._router.routes.append(self._route)
         if self._old and self._new.comparison:
             self._reading = asyncio.create_task(self._read_documents())
@@ -72,7 +74,7 @@ class EngineTraffic:
         """
         documents = self._new.desired.judged
         try:
-            found = [await bits_of(self._new, document) for document in documents]
+            bits = [await bits_of(self._new, document) for document in documents]
         except Refused as error:
             engine = self._settings.engine
             if not isinstance(engine, OpenAIEngine):
@@ -84,7 +86,7 @@ class EngineTraffic:
                 ) from error
             log("not_compared", version=self.version, reason=str(error))
             return None
-        comparison = compared(documents, found, self._settings.weights)
+        comparison = compared(documents, bits, self._settings.weights)
         if not comparison.fits:
             raise CanaryFailed(f"its engine does not serve what was judged: {comparison}")
         return comparison
@@ -93,6 +95,7 @@ class EngineTraffic:
         self._route.share = share
         for route in self._old:
             route.share = (1.0 - share) / len(self._old)
+        # What was seen under the share before does not count for this one.
         _look([self._route, *self._old])
 
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
@@ -110,7 +113,7 @@ class EngineTraffic:
     async def promote(self) -> None:
         self._end_watch()
         for route in self._old:
-            # Its requests were given the time of the settings then.
+            # Its requests have the time limit of the settings that they began under.
             allowed = max(
                 self._settings.request_timeout, route.engine.desired.settings.request_timeout
             )
@@ -119,6 +122,7 @@ class EngineTraffic:
 
     async def roll_back(self) -> None:
         self._end_watch()
+        # First, so that all new requests go to the old versions while its last answers are given.
         await self.set_share(0.0)
         if self._route in self._router.routes:
             await self._router.drain(self._route, self._settings.request_timeout)
@@ -137,19 +141,19 @@ class EngineTraffic:
         while True:
             document, began = random.choice(documents), monotonic()  # noqa: S311
             beside = (bits_of(route.engine, document) for route in self._old)
-            found, *_ = await asyncio.gather(
+            bits, *_ = await asyncio.gather(
                 bits_of(self._new, document), *beside, return_exceptions=True
             )
-            if isinstance(found, float):
-                largest = compared([document], [found], weights).largest
+            if isinstance(bits, float):
+                largest = compared([document], [bits], weights).largest
                 self._deviations.append(largest / LIMITS[weights][0])
             await asyncio.sleep(READ_PAUSE * (monotonic() - began))
 
 
 async def bits_of(engine: EngineProcess, document: JudgedDocument) -> float:
     """What an engine finds for a document; raises EngineLost or Refused."""
-    counted = document.counted or [[True] * (len(window) - 1) for window in document.windows]
-    stretches = zip(document.windows, counted, strict=True)
+    flags = document.counted or [[True] * (len(window) - 1) for window in document.windows]
+    stretches = zip(document.windows, flags, strict=True)
     return sum(await asyncio.gather(*(_bits(engine, *stretch) for stretch in stretches)))
 
 
@@ -163,6 +167,7 @@ async def _bits(engine: EngineProcess, tokens: list[int], counted: list[bool]) -
         logprobs=True,
     )
     scores = [score async for chunk in engine.generate(request) for score in chunk.scores]
+    # Nothing predicts the first token.
     nats = [score.logprob for score in scores[1:] if score.logprob is not None]
     if len(nats) != len(counted):
         return math.nan
@@ -195,8 +200,10 @@ async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:
 
 def _look(routes: list[Route]) -> TrafficSample:
     """What was seen of routes together since the last look."""
-    seen = TrafficSample()
+    total = TrafficSample()
     for route in routes:
-        one = route.look()
-        seen = replace(seen.then(one), waiting=seen.waiting + one.waiting)
-    return seen
+        sample = route.look()
+        # `then` takes `waiting` from the later sample; these are of the same moment, so they add
+        # up.
+        total = replace(total.then(sample), waiting=total.waiting + sample.waiting)
+    return total

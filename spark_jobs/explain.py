@@ -24,7 +24,7 @@ class DocumentStory:
     """The document that is kept of its duplicate cluster; the document itself where it survived."""
     cluster: str
     source: str
-    """The survivor's, and so are split and text."""
+    """Of the survivor, like `split` and `text_hash`."""
     split: str
     text_hash: str
     merged: list[dict[str, Any]]
@@ -41,9 +41,13 @@ class DocumentStory:
                 f"  {copy['id']} was dropped ({copy['reason']}, similarity "
                 f"{copy['similarity']:.2f} to {copy['neighbor']})"
             )
-        for found in self.occurrences:
-            count = f"{len(found.rows):,} rows" if len(found.rows) > 1 else f"row {found.rows[0]}"
-            lines.append(f"  {found.split}, shard {found.shard}, {count}")
+        for occurrence in self.occurrences:
+            count = (
+                f"{len(occurrence.rows):,} rows"
+                if len(occurrence.rows) > 1
+                else f"row {occurrence.rows[0]}"
+            )
+            lines.append(f"  {occurrence.split}, shard {occurrence.shard}, {count}")
         return "\n".join(lines)
 
     def _fate(self) -> str:
@@ -74,6 +78,7 @@ def explain_document(
         UserError: the clean corpus knows no such document.
     """
     own = find_duplicates(clean_corpus, "id", pa.array([identifier])).to_pylist()
+    # Only dropped copies are listed: a document that is not may have survived.
     survivor = own[0]["survivor"] if own else identifier
     kept = _clean_row(clean_corpus, survivor, identifier)
     members = find_duplicates(clean_corpus, "survivor", pa.array([survivor])).to_pylist()
@@ -100,11 +105,11 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
     for row in find_rows(clean_corpus, pc.field("id") == survivor, _CLEAN_COLUMNS, 1):
         return row
     similar = read_similar(clean_corpus)
-    for one in similar.filter(pc.equal(similar["id"], identifier)).to_pylist():
+    for match in similar.filter(pc.equal(similar["id"], identifier)).to_pylist():
         raise UserError(
             f"{identifier!r} was left out of the clean corpus: it holds text of "
-            f"{one['forgotten']!r} ({one['similarity']:.0%}), which was forgotten. To let it in: "
-            f"llm-assets forget {one['forgotten']!r} --similar keep --reason REASON, which lists "
+            f"{match['forgotten']!r} ({match['similarity']:.0%}), which was forgotten. To let it "
+            f"in: llm-assets forget {match['forgotten']!r} --similar keep --reason REASON, which lists "
             "what that is about; then the same with --yes"
         )
     raise UserError(

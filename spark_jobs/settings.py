@@ -8,13 +8,13 @@ from artifacts.examples import Form
 from artifacts.settings import Settings
 
 COPIED_BY_PROCESS = 4_000
-"""By default, most megabytes of files in buckets that one process copies: some two minutes."""
+"""Default maximum of megabytes in buckets that one process copies: some two minutes."""
 
 DOCUMENTS_IN_MEMORY = 4_000_000
-"""By default, most documents that are decided over in the driver's memory: about 4 GB."""
+"""Default maximum of documents that are decided in the driver's memory: about 4 GB."""
 
 HELD_OUT_IN_MEMORY = 500
-"""By default, most megabytes of held-out text whose n-grams every task holds: 2.5 GB."""
+"""Default maximum of megabytes of held-out text whose n-grams every task holds: 2.5 GB."""
 
 
 class NearDuplicateSettings(Settings):
@@ -171,27 +171,28 @@ class CleanCorpusSettings(Settings):
 
     @model_validator(mode="after")
     def _classifiers_have_names(self) -> "CleanCorpusSettings":
-        names = [one.name for one in self.classifiers]
+        names = [classifier.name for classifier in self.classifiers]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two classifiers have the name {name}; each needs its own")
         return self
 
     def content(self) -> dict[str, Any]:
-        """What decides the clean corpus, but for what is in the classifiers' models."""
+        """What decides the clean corpus, except the content of the classifiers' models."""
+        # A model is identified by its content, not by its path (`classify.check_models`).
         content = self.model_dump(mode="json", exclude={"classifiers": {"__all__": {"model"}}})
-        # No setting any more, but a part of the name of every clean corpus in a store: without it
-        # all of them, and what follows from them, would be made again.
+        # No longer a setting, but part of the identity of every clean corpus in a store: without
+        # it, all of them, and what follows from them, would be built again.
         return content | {"repeated_spans": {"action": "ignore", "minimum_words": 50}}
 
     def preparation(self) -> dict[str, Any]:
-        """What of this decides how one document is prepared, apart from all others."""
+        """The settings that decide how a document is prepared, apart from all others."""
         apart = {"examples_per_reason", "repeated_spans", "split"}
         return {key: value for key, value in self.content().items() if key not in apart}
 
 
 MAXIMUM_WEIGHT = 100.0
-"""Times that a source may be seen; more teaches it by heart."""
+"""Maximum times that a source may be seen; more would teach it by heart."""
 
 
 class SourceMix(Settings):
@@ -216,10 +217,11 @@ class SourceMix(Settings):
 
     @model_validator(mode="after")
     def _one_of_all(self) -> "SourceMix":
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) - (self.weight == 1) > 1:
-            given = [name for name in given if name != "weight" or self.weight != 1]
-            raise ValueError(f"give one of {' and '.join(given)}, not several")
+        fields_set = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        # `weight` always has a value; the default does not count as given.
+        if len(fields_set) - (self.weight == 1) > 1:
+            fields_set = [name for name in fields_set if name != "weight" or self.weight != 1]
+            raise ValueError(f"give one of {' and '.join(fields_set)}, not several")
         return self
 
 
@@ -286,6 +288,7 @@ class TokenizedShardsSettings(Settings):
     @model_validator(mode="after")
     def _shares_leave_room(self) -> "TokenizedShardsSettings":
         shares = [mix.share for mix in self.mixing.values() if mix.share is not None]
+        # With room for rounding: shares such as 0.1 are not exact.
         if sum(shares) > 1 + 1e-9:
             raise ValueError(
                 f"the shares in `mixing` add up to {sum(shares):g}, more than 1; lower them"

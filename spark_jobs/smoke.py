@@ -15,10 +15,10 @@ ROWS = 1_000
 
 
 def run(spark: SparkSession, spec: SmokeSpec, report: Report) -> dict[str, Any]:
-    """Versions of driver and executor, whether what is written can be read, and the large ways.
+    """Try what the stages need of a Spark image, and return what worked.
 
-    Those are `mapInArrow`, which needs more of the image than tasks in Python do, and a join whose
-    two sides are shuffled.
+    Besides the versions and a file that is written and read back, these are `mapInArrow`, which
+    needs more of the image than tasks in Python do, and a join whose two sides are shuffled.
     """
     report(f"Spark {spark.version} runs")
     executors = spark.sparkContext.parallelize([0], 1)
@@ -31,6 +31,7 @@ def run(spark: SparkSession, spec: SmokeSpec, report: Report) -> dict[str, Any]:
         "executor_python": executors.map(lambda _: platform.python_version()).collect()[0],
         "pyspark": spark.version,
         "bucket": files.read(path) == PROBE,
+        # Without the hint, Spark would broadcast so small a table instead of shuffling it.
         "joined": mapped.join(numbers.hint("merge"), "id").count() == ROWS,
     }
 

@@ -29,20 +29,20 @@ class TraceIndexSpec(BaseModel):
     """Folder of the shards."""
     stats: ShardStats
     keys: dict[str, str]
-    """Names of the shards to index, to the cache's key of each."""
+    """Maps each shard to index to its key in the cache."""
     cache: str
     """Folder of the cache that the indexes are kept in (`artifacts.cache`)."""
 
 
 def run(spark: SparkSession, spec: TraceIndexSpec, report: Report = print) -> dict[str, Any]:
-    """Index the shards; what a killed run has finished is there for the next.
+    """Index the shards. If a run is killed, the next one finds the indexes that it finished.
 
     Returns:
         `shards` and `bytes` that were written.
     """
     work = partial(_index, shards=spec.shards, stats=spec.stats, cache=spec.cache)
-    written = map_tasks(spark, "indexing shards", sorted(spec.keys.items()), work, report)
-    return {"shards": len(written), "bytes": sum(one["bytes"] for one in written)}
+    records = map_tasks(spark, "indexing shards", sorted(spec.keys.items()), work, report)
+    return {"shards": len(records), "bytes": sum(record["bytes"] for record in records)}
 
 
 def _index(item: tuple[str, str], shards: str, stats: ShardStats, cache: str) -> dict[str, Any]:

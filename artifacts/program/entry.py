@@ -46,8 +46,8 @@ def move_pipes_arguments() -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option, variable in ARGUMENTS.items():
         parser.add_argument(option, dest=variable)
-    found, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
-    os.environ.update({name: value for name, value in vars(found).items() if value})
+    options, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
+    os.environ.update({name: value for name, value in vars(options).items() if value})
 
 
 @contextmanager
@@ -60,7 +60,8 @@ def open_session() -> "Iterator[PipesContext]":
     from dagster_pipes import PipesMessageWriter, decode_param, open_dagster_pipes
 
     class BucketWriter(PipesMessageWriter):
-        """Like the shipped one for Cloud Storage, but prompt and persistent."""
+        """Like the writer that `dagster_pipes` ships for Cloud Storage, but prompt, and it
+        retries."""
 
         @contextmanager
         def open(self, params: Mapping[str, Any]) -> Iterator[BucketChannel]:
@@ -147,7 +148,8 @@ CHECK_VARIABLE = "CHECK_SPEC"
 
 
 class SmokeSpec(BaseModel):
-    """Where they try to write; a new place for each check, so that none is taken for done."""
+    """What the jobs of a smoke check get: a new folder each time, so that none counts as done
+    already."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -184,11 +186,11 @@ def run_program(
     """Run a program on the spec that `--spec` names; the exit code is one of this module's three.
 
     Lines that it reports go to Dagster where Dagster started it, to standard error otherwise. What
-    it returns goes to `--stats` if given, to Dagster or to standard output otherwise. Of the
-    workers of a group (`RANK`), the first alone speaks, but for a fault that it does not meet
-    itself. The program ends with its parent where the parent asks for that
-    (`artifacts.program.lifetime`).
+    it returns goes to `--stats` if given, to Dagster or to standard output otherwise. In a group of
+    workers, only rank 0 speaks (`RANK`), except for a fault that rank 0 does not meet itself. The
+    program ends with its parent where the parent asks for that (`artifacts.program.lifetime`).
     """
+    # First of all, as the parent may die while this one is still starting.
     end_with_parent()
     use_own_temporary_folder()
     # Threads that wait by spinning take the processor from whoever else runs on a laptop; asleep
@@ -207,6 +209,8 @@ def run_program(
             with _reasons_named(spec):
                 libraries: dict[str, str] = getattr(spec, "libraries", {})
                 refuse_changes(libraries)
+                # Checked before and after: had a library been upgraded meanwhile, nobody could say
+                # which version made the result.
                 stats = run(spec, report)
                 refuse_changes(libraries)
             if stats is not None:
@@ -215,7 +219,8 @@ def run_program(
         return INTERRUPTED
     except UserError as error:
         if not speaks:
-            # Where all meet one fault, the first says it and ends, and with it end the others.
+            # Where all workers meet the same fault, rank 0 names it and ends, and whoever started
+            # them ends the others with SIGTERM before they repeat it.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(FIRST_SPEAKS_SECONDS)
         print(error if speaks else f"worker {rank}: {error}", file=sys.stderr)
@@ -259,7 +264,7 @@ def _reasons_named(spec: BaseModel) -> Iterator[None]:
 def _reporting(speaks: bool) -> "Iterator[tuple[Report, PipesContext | None]]":
     """Where lines go, and the Pipes session if there is one.
 
-    An interruption closes the session well; a fault tells its reason first.
+    An interruption closes the session like a success; a fault reports its reason first.
     """
     if not speaks:
         yield lambda line: None, None

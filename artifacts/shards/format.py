@@ -92,8 +92,8 @@ class ShardStats(BaseModel):
     input_prefix: str = ""
     """Of pairs, what stands before each input."""
     chat_template: str | None = None
-    """By which conversations and preferences were written, empty where plainly; None of shards that
-    do not say, whose base model's own it was or none."""
+    """The chat template by which conversations and preferences were rendered, empty where they were
+    written plainly. None of shards that do not say: it was the base model's own, if it had one."""
     erased: list[str] = []
     """Texts, by their `text_hash`, whose tokens were overwritten with the end token. Their segments
     stay, so that all rows keep their numbers and their order; no reader takes them for text."""
@@ -122,6 +122,7 @@ class PackedRows:
 def join_rows(packed: Sequence[PackedRows]) -> PackedRows:
     """Rows one after another; there is at least one group of them."""
     before = np.cumsum([0, *(len(rows.segments) for rows in packed)])
+    # Without the last offset of each group, which is the first one of the next.
     offsets = [rows.row_offsets[:-1] + first for rows, first in zip(packed, before, strict=False)]
     return PackedRows(
         np.concatenate([rows.tokens for rows in packed]),

@@ -50,11 +50,11 @@ class ShardFiles:
         Raises:
             DamagedArtifact: the file is absent, or of another size.
         """
-        fault, found = "", self._sizes.get(name)
-        if found is None:
+        fault, size = "", self._sizes.get(name)
+        if size is None:
             fault = "is absent, though its manifest lists it"
-        elif expected not in (None, found):
-            fault = f"has {found} bytes, but should have {expected}"
+        elif expected not in (None, size):
+            fault = f"has {size} bytes, but should have {expected}"
         if fault:
             raise DamagedArtifact(
                 f"{self.url}/{name} {fault}. Set the shards aside and make them again with: "
@@ -73,11 +73,13 @@ class ShardFiles:
         cache = cache_folder() / "shards" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
         local = cache / name
         filesystem, path = files.resolve(f"{self.url}/{name}")
-        # A copy has its object's time: of what was rewritten since, it is none.
+        # A copy carries its object's time of modification: forgetting rewrites an object and keeps
+        # its size.
         state = self._sizes[name], int(filesystem.modified(path).timestamp())
+        # One of this machine's processes downloads the file; the others wait, and find its copy.
         with local_lease(cache / f"{name}.lock"):
-            found = local.stat() if local.exists() else None
-            if found is None or (found.st_size, int(found.st_mtime)) != state:
+            status = local.stat() if local.exists() else None
+            if status is None or (status.st_size, int(status.st_mtime)) != state:
                 files.download(f"{self.url}/{name}", local)
                 os.utime(local, (state[1], state[1]))
         return local
@@ -125,6 +127,7 @@ class Shard:
     def _map(self, suffix: str, dtype: np.dtype, count: int) -> np.ndarray:
         name = f"{self.entry.name}.{suffix}"
         self._files.check(name, count * dtype.itemsize)
+        # An empty file cannot be mapped.
         if count == 0:
             return np.empty(0, dtype)
         # A plain view: numpy's memmap class does work of its own at every access.
@@ -162,6 +165,7 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
         for entry in self.entries:
             self._files.check(f"{entry.name}.tokens", entry.rows * row_bytes)
             self._files.check(f"{entry.name}.rows", 8 * (entry.rows + 1))
+            # Their number is in `.rows`, which is not read yet.
             self._files.check(f"{entry.name}.segments")
         self.ends = np.cumsum([entry.rows for entry in self.entries])
         """Shape (shards,): the first row past each shard."""
@@ -208,8 +212,8 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
             parts.append((places, part.segments))
         offsets = ends_of(counts)
         segments = np.empty(offsets[-1], SEGMENT)
-        for places, of_part in parts:
-            segments[spans(offsets[places], counts[places])] = of_part
+        for places, part_segments in parts:
+            segments[spans(offsets[places], counts[places])] = part_segments
         return PackedRows(tokens, segments, offsets, targets)
 
     def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
@@ -264,16 +268,17 @@ class MaskedShardSet(ShardSet):
             hashes = self.shard(number).documents(["text_hash"])["text_hash"].to_pylist()
             places = [place for place, text in enumerate(hashes) if text in self._masked]
             self._documents[number] = np.array(places, np.int64)
-        gone = np.isin(packed.segments["document"], self._documents[number])
-        if not gone.any():
+        mask = np.isin(packed.segments["document"], self._documents[number])
+        if not mask.any():
             return packed
         row_of = np.repeat(np.arange(len(rows)), np.diff(packed.row_offsets))
-        for row, segment in zip(row_of[gone].tolist(), packed.segments[gone], strict=True):
+        for row, segment in zip(row_of[mask].tolist(), packed.segments[mask], strict=True):
             first = int(segment["start"])
+            # Padding is what no segment covers, so below the segment goes, too.
             packed.tokens[row, first : first + int(segment["length"])] = self.stats.end_token_id
-        stay = np.concatenate([[0], np.cumsum(~gone)])
+        stay = np.concatenate([[0], np.cumsum(~mask)])
         offsets = stay[packed.row_offsets]
-        return PackedRows(packed.tokens, packed.segments[~gone], offsets, packed.targets)
+        return PackedRows(packed.tokens, packed.segments[~mask], offsets, packed.targets)
 
 
 CLUSTERS_AT_A_TIME = 2_000_000
@@ -290,9 +295,9 @@ def list_documents(shards: ShardSet) -> pa.Table:
         table = shard.documents()
         table = table.append_column("shard", pa.array([place] * len(table), pa.int64()))
         tables.append(table.append_column("number", pa.array(range(len(table)), pa.int64())))
-    listed = pa.concat_tables(tables)
-    erased = pc.is_in(listed["text_hash"], pa.array(shards.stats.erased, pa.string()))
-    return listed.filter(pc.invert(erased))
+    documents = pa.concat_tables(tables)
+    erased = pc.is_in(documents["text_hash"], pa.array(shards.stats.erased, pa.string()))
+    return documents.filter(pc.invert(erased))
 
 
 def read_tokens(
@@ -302,27 +307,30 @@ def read_tokens(
 
     Of the shards, and of their rows, only those are read that hold one.
     """
-    found: list[np.ndarray] = [np.empty(0)] * len(documents)
+    arrays: list[np.ndarray] = [np.empty(0)] * len(documents)
     shard_of = documents["shard"].to_numpy()
     for place in np.unique(shard_of):
         rows = np.flatnonzero(shard_of == place)
         numbers = documents["number"].to_numpy()[rows]
         parts = tokens_of(shards.shard(int(place)), numbers, wanted)
         for row, tokens in zip(rows.tolist(), parts, strict=True):
-            found[row] = tokens
-    return found
+            arrays[row] = tokens
+    return arrays
 
 
 def tokens_of(
     shard: Shard, numbers: np.ndarray, wanted: Literal["tokens", "targets"] = "tokens"
 ) -> list[np.ndarray]:
     """The tokens, or their marks, of documents of a shard, in the order of their numbers in it."""
-    held = np.flatnonzero(np.isin(shard.segments["document"], numbers))
-    held = held[np.lexsort((shard.segments["offset"][held], shard.segments["document"][held]))]
-    row_of = np.searchsorted(shard.row_offsets, held, side="right") - 1
+    places = np.flatnonzero(np.isin(shard.segments["document"], numbers))
+    # A document that was cut over several rows is put together in the order of its own tokens.
+    places = places[
+        np.lexsort((shard.segments["offset"][places], shard.segments["document"][places]))
+    ]
+    row_of = np.searchsorted(shard.row_offsets, places, side="right") - 1
     values = getattr(shard, wanted)
     parts: dict[int, list[np.ndarray]] = {int(number): [] for number in numbers}
-    for position, row in zip(held.tolist(), row_of.tolist(), strict=True):
+    for position, row in zip(places.tolist(), row_of.tolist(), strict=True):
         start, length, document, _ = shard.segments[position]
         parts[int(document)].append(values[row, start : start + length])
     return [np.concatenate(parts[int(number)]) for number in numbers]
@@ -342,15 +350,15 @@ class Occurrence:
 
 def find_occurrences(folder: str, stats: ShardStats, document: str) -> list[Occurrence]:
     """Every row that holds a document, by its id, training rows first."""
-    found = []
+    occurrences = []
     for shard in open_shards(folder, stats):
-        listed, entry = shard.documents(["id", "source"]), shard.entry
-        for number in np.flatnonzero(pc.equal(listed["id"], document)):
+        documents, entry = shard.documents(["id", "source"]), shard.entry
+        for number in np.flatnonzero(pc.equal(documents["id"], document)):
             segments = np.flatnonzero(shard.segments["document"] == number)
             rows = np.unique(np.searchsorted(shard.row_offsets, segments, side="right") - 1)
-            source = listed["source"][number].as_py()
-            found.append(Occurrence(document, source, entry.split, entry.name, rows.tolist()))
-    return sorted(found, key=lambda one: (ALL_SPLITS.index(one.split), one.shard))
+            source = documents["source"][number].as_py()
+            occurrences.append(Occurrence(document, source, entry.split, entry.name, rows.tolist()))
+    return sorted(occurrences, key=lambda place: (ALL_SPLITS.index(place.split), place.shard))
 
 
 def find_shared_clusters(folder: str, stats: ShardStats) -> list[str]:
@@ -366,11 +374,11 @@ def find_shared_clusters(folder: str, stats: ShardStats) -> list[str]:
     splits = sorted((split for split in ALL_SPLITS if sizes[split]), key=sizes.__getitem__)
     shared: set[str] = set()
     for place, small in enumerate(splits[:-1]):
-        for held in _batches(_clusters(folder, stats, small)):
+        for batch in _batches(_clusters(folder, stats, small)):
             for large in splits[place + 1 :]:
                 for clusters in _clusters(folder, stats, large):
-                    both = pc.is_in(clusters, held)
-                    shared.update(clusters.filter(both).to_pylist())
+                    is_shared = pc.is_in(clusters, batch)
+                    shared.update(clusters.filter(is_shared).to_pylist())
     return sorted(shared)
 
 
@@ -381,17 +389,17 @@ def _clusters(folder: str, stats: ShardStats, split: Split) -> Iterator[pa.Chunk
 
 def _batches(parts: Iterator[pa.ChunkedArray]) -> Iterator[pa.Array]:
     """The parts joined until they hold `CLUSTERS_AT_A_TIME`, each value once."""
-    held: list[pa.Array] = []
+    chunks: list[pa.Array] = []
     for part in parts:
-        held += part.chunks
-        if sum(map(len, held)) >= CLUSTERS_AT_A_TIME:
-            yield pc.unique(pa.chunked_array(held))
-            held = []
-    if held:
-        yield pc.unique(pa.chunked_array(held))
+        chunks += part.chunks
+        if sum(map(len, chunks)) >= CLUSTERS_AT_A_TIME:
+            yield pc.unique(pa.chunked_array(chunks))
+            chunks = []
+    if chunks:
+        yield pc.unique(pa.chunked_array(chunks))
 
 
 def text_numbers(hashes: Sequence[str]) -> np.ndarray:
     """Shape (texts,), uint64: a number for each `text_hash`, the same in all shards ever made."""
-    digests = (hashlib.blake2b(one.encode(), digest_size=8).digest() for one in hashes)
+    digests = (hashlib.blake2b(text_hash.encode(), digest_size=8).digest() for text_hash in hashes)
     return np.frombuffer(b"".join(digests), np.uint64)

@@ -1,4 +1,4 @@
-"""An index of one shard that finds where a stretch of tokens stands in it, and who speaks of what.
+"""An index of one shard: where a stretch of tokens occurs in it, and which documents hold a token.
 
 Two tables, built from the shard alone and mapped into memory:
 
@@ -29,12 +29,13 @@ STRIDE = 3
 SHORTEST = GRAM + STRIDE - 1
 """Tokens of the shortest stretch that is certain to be found."""
 MOST_PLACES = 20_000
-"""Of one gram that are looked at; what is said oftener is no one's in particular."""
+"""Places of one gram that are looked at; what occurs more often is nobody's in particular."""
 _IN_BUCKET = 64
 """Grams of a bucket of the directory, about."""
 _HEADER = 8
 """Numbers of eight bytes before the tables."""
 _MAGIC = 0x32305350414E5358
+"""The file's first eight bytes: `XSNAPS02`."""
 
 
 def build_index(shard: Shard, texts: np.ndarray, vocab_size: int) -> bytes:
@@ -56,11 +57,12 @@ def build_index(shard: Shard, texts: np.ndarray, vocab_size: int) -> bytes:
 
 def hash_grams(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Shape (places,), uint64 below 2**32: a hash of the `GRAM` tokens from each place on."""
-    found = np.zeros(len(places), np.uint64)
+    hashes = np.zeros(len(places), np.uint64)
     for within in range(GRAM):
-        found = (found + tokens[places + within].astype(np.uint64) + np.uint64(1)) * GOLDEN
-        found ^= found >> np.uint64(29)
-    return found >> np.uint64(32)
+        # Plus one, or leading tokens with the id 0 would leave the hash at zero.
+        hashes = (hashes + tokens[places + within].astype(np.uint64) + np.uint64(1)) * GOLDEN
+        hashes ^= hashes >> np.uint64(29)
+    return hashes >> np.uint64(32)
 
 
 def _grams(shard: Shard) -> np.ndarray:
@@ -115,8 +117,8 @@ def _postings(shard: Shard, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np
     stretches = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
     tokens = np.concatenate([stored[first:last] for first, last in stretches], dtype=np.int32)
     ends = ends_of(np.bincount(owners, lengths)).astype(np.int32)
-    held = np.ones(len(tokens), np.uint8), tokens, ends
-    by_token = csr_array(held, (len(ends) - 1, vocab_size)).tocsc()
+    entries = np.ones(len(tokens), np.uint8), tokens, ends
+    by_token = csr_array(entries, (len(ends) - 1, vocab_size)).tocsc()
     documents, bounds = by_token.indices, by_token.indptr
     is_start = run_starts(documents)
     is_start[bounds[:-1][np.diff(bounds) > 0]] = True
@@ -186,10 +188,10 @@ class SpanIndex:
         firsts, places, segment = firsts[sound], places[sound], segment[sound]
         stored = shard.tokens.reshape(-1)
         left, right = _extend(tokens, stored, firsts, places, begins[sound], ends[sound])
-        found = np.column_stack((firsts - left, left + right, places - left, segment))
-        # Every gram of a stretch has found it.
-        found = np.unique(found[left + right >= SHORTEST], axis=0)
-        return Matches(*found.T)
+        stretches = np.column_stack((firsts - left, left + right, places - left, segment))
+        # Every gram of a stretch has found the same stretch: it is kept once.
+        stretches = np.unique(stretches[left + right >= SHORTEST], axis=0)
+        return Matches(*stretches.T)
 
     def _candidates(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         count = len(tokens) - GRAM + 1
@@ -199,6 +201,7 @@ class SpanIndex:
         bits = (len(self.directory) - 1).bit_length() - 1
         bucket = hashes >> np.uint64(32 - bits)
         begin, end = self.directory[bucket], self.directory[bucket + np.uint64(1)]
+        # As in the table, whose entries have the hash above the place.
         hashes <<= np.uint64(32)
         first = lower_bounds(self.grams, hashes, begin, end)
         last = lower_bounds(self.grams, hashes | np.uint64(0xFFFFFFFF), first, end)

@@ -40,7 +40,7 @@ def make_private(folder: Path) -> Path:
     One that exists is closed to others, too, and to its group unless that may also write: then it
     is shared on purpose, or the group is its owner's own (a umask of 002 goes with such groups).
     """
-    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()
     mode = stat.S_IMODE(status.st_mode)
@@ -53,10 +53,10 @@ def make_private(folder: Path) -> Path:
 
 
 def need_writable(folder: Path, setting: str = "`store`: ") -> Path:
-    """The folder that is there: a local one, or the nearest above where it would be made.
+    """The folder, or the nearest existing one above it, if files can be written there.
 
     Raises:
-        UserError: no files can be written in it; after the setting, the message says why.
+        UserError: they cannot; the message says why, after the setting.
     """
     try:
         while not folder.exists():
@@ -71,8 +71,8 @@ def need_writable(folder: Path, setting: str = "`store`: ") -> Path:
 
 def cache_folder() -> Path:
     """Where this machine keeps what belongs to stores in the cloud; its owner's alone."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return make_private(Path(named) if named else Path.home() / ".cache" / "llm_assets")
+    path = os.environ.get(CACHE_VARIABLE)
+    return make_private(Path(path) if path else Path.home() / ".cache" / "llm_assets")
 
 
 HASH_BLOCK_BYTES = 4 * 1024 * 1024
@@ -231,13 +231,13 @@ def describe(url: str | Path) -> dict[str, dict[str, Any]]:
     folder = folder.rstrip("/")
     # fsspec remembers listings, also what other processes have changed since; so it is made to
     # forget them.
-    found: dict[str, Any] = filesystem.find(folder, detail=True)
-    return {p[len(folder) + 1 :]: found[p] for p in sorted(found) if not p.endswith("/")}
+    details: dict[str, Any] = filesystem.find(folder, detail=True)
+    return {p[len(folder) + 1 :]: details[p] for p in sorted(details) if not p.endswith("/")}
 
 
 def list_sizes(url: str | Path) -> dict[str, int]:
     """Every file below a folder: path relative to it → bytes, in order; empty without a folder."""
-    return {path: int(found["size"]) for path, found in describe(url).items()}
+    return {path: int(details["size"]) for path, details in describe(url).items()}
 
 
 def list_names(url: str | Path) -> list[str]:
@@ -245,10 +245,11 @@ def list_names(url: str | Path) -> list[str]:
     filesystem, folder = resolve(url)
     filesystem.invalidate_cache()
     try:
-        found = filesystem.ls(folder, detail=False)
+        listing = filesystem.ls(folder, detail=False)
     except FileNotFoundError:
         return []
-    paths = {str(path).rstrip("/") for path in found} - {folder.rstrip("/")}
+    # Some file systems list the folder itself, too.
+    paths = {str(path).rstrip("/") for path in listing} - {folder.rstrip("/")}
     return sorted(path.rpartition("/")[2] for path in paths)
 
 
@@ -290,6 +291,7 @@ def remove(url: str | Path) -> None:
     """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
     if is_local(url):
         path = _path(url)
+        # Of a link, only the link itself is removed.
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -333,8 +335,8 @@ def flush_folder(folder: Path, names: Iterable[str]) -> None:
             flush(path)
             folders.update(parent for parent in path.parents if parent.is_relative_to(folder))
         # Folders below first: a name is of use once what it names is on the disk.
-        for each in sorted(folders, reverse=True):
-            flush(each)
+        for place in sorted(folders, reverse=True):
+            flush(place)
 
 
 @contextmanager
@@ -355,7 +357,7 @@ def _path(url: str | Path) -> Path:
 
 
 def resolve(url: str | Path) -> tuple[Any, str]:
-    """The file system that knows a name, and the name as it writes it: for what is not here."""
+    """The `fsspec` file system that a name belongs to, and the name as that writes it."""
     import fsspec
 
     # Its own `url_to_fs` takes the `::` in a name for the end of one URL and the start of another.
@@ -382,8 +384,8 @@ def storage_errors() -> tuple[type[Exception], ...]:
 
 
 _known: dict[tuple[int, ...], str] = {}
-"""What the file system says of a local file (number, size, times) to its SHA-256: what this process
-read once. A file that was only renamed is the same."""
+"""SHA-256 of the local files that this process has read, by what the file system says of each
+(number, size, times). A file that was only renamed is recognized."""
 
 
 class FileEntry(BaseModel):
@@ -412,9 +414,9 @@ def sha256_of(url: str) -> str:
     """A file's SHA-256 in hexadecimal; a local file is read once a process while unchanged."""
     if not is_local(url):
         return _read(url)
-    found = os.stat(url)
+    status = os.stat(url)
     # With ctime, which nobody can set back: a file changed under its old mtime is read again.
-    state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     if state not in _known:
         _known[state] = _read(url)
     return _known[state]
@@ -442,8 +444,8 @@ def blob_of(url: str) -> "Blob":
 
 def read_generation(blob: "Blob") -> tuple[bytes | None, int]:
     """An object's content and its generation; None and ABSENT where it is not there."""
-    found = read_dated(blob)
-    return found[:2] if found else (None, ABSENT)
+    entry = read_dated(blob)
+    return entry[:2] if entry else (None, ABSENT)
 
 
 def read_dated(blob: "Blob") -> tuple[bytes, int, float] | None:
@@ -460,6 +462,7 @@ def read_dated(blob: "Blob") -> tuple[bytes, int, float] | None:
         try:
             content = bytes(current.download_as_bytes(if_generation_match=generation))
         except (NotFound, PreconditionFailed):
+            # Written or removed since the look.
             continue
         return content, generation, current.updated.timestamp()
 
@@ -476,7 +479,8 @@ def write_generation(blob: "Blob", content: bytes, generation: int) -> int | Non
 
 
 def copy_new(source: "Blob", generation: int, target: "Blob") -> bool:
-    """Copy a known generation of an object to where nothing is: whether both were so.
+    """Copy a known generation of an object to an unused name; False if another generation is there
+    by now, or the name is taken.
 
     Storage checks both within the copy, so nothing can come between.
     """

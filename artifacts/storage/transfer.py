@@ -4,8 +4,8 @@ A large file goes up as parts named by its content (`uploads/<sha256>/<number>`)
 joins. So an interrupted upload, asked for again, sends only the parts that are not there yet, by
 whatever process and for whatever artifact.
 
-Whether a file still holds what it held is told by its checksum: in Cloud Storage it is the object's
-own, which costs no reading, of a local file its SHA-256.
+Whether a file has changed is told by its checksum: of an object in Cloud Storage its own, which
+costs no reading, of a local file its SHA-256.
 """
 
 import base64
@@ -36,9 +36,10 @@ def checksum_of(url: str) -> str:
 
 
 def stated_checksum(filesystem: "AbstractFileSystem", path: str, details: dict[str, Any]) -> str:
-    """The checksum in what a file system says of a file; where it says none, what stands for it."""
-    stated = details.get("md5Hash") or details.get("crc32c") or details.get("etag")
-    return str(stated or filesystem.ukey(path))
+    """The checksum in a file's details as its file system gives them, or what it has in place of
+    one."""
+    checksum = details.get("md5Hash") or details.get("crc32c") or details.get("etag")
+    return str(checksum or filesystem.ukey(path))
 
 
 PART_BYTES = 16 * 1024 * 1024
@@ -129,16 +130,16 @@ def download_folder(
             report(f"Downloading {entry.path}, {entry.bytes / 1e6:,.0f} MB")
             _download_ranges(filesystem, f"{source}/{entry.path}", entry, folder / entry.path)
     for entry in entries:
-        found = _describe(folder, entry.path)
-        if entry.crc32c not in (None, found.crc32c) or entry.sha256 not in (None, found.sha256):
+        copy = _describe(folder, entry.path)
+        if entry.crc32c not in (None, copy.crc32c) or entry.sha256 not in (None, copy.sha256):
             raise DamagedArtifact(f"{url}/{entry.path} arrived damaged. Run the same again.")
 
 
 def remote_entries(url: str) -> list[FileEntry]:
     """The files of a folder in a bucket, with the checksums that Cloud Storage itself keeps."""
     return [
-        FileEntry(path=path, bytes=int(found["size"]), crc32c=found.get("crc32c"))
-        for path, found in describe(url).items()
+        FileEntry(path=path, bytes=int(details["size"]), crc32c=details.get("crc32c"))
+        for path, details in describe(url).items()
     ]
 
 

@@ -32,12 +32,14 @@ class Identity(BaseModel):
     """Library to its version, of those that decide the content; none of what was made before they
     were recorded."""
     remade: str = ""
-    """A hash of the content, where the same of all else gave other content before."""
+    """A hash of the content, only where the same kind, code, settings, inputs and libraries once
+    gave other content."""
 
     @property
     def fingerprint(self) -> str:
         """The first 20 hexadecimal digits of a SHA-256 over the canonical JSON form."""
-        # Without what is empty, so that what was made before these fields were keeps its name.
+        # Empty fields are left out, so that artifacts from before these two fields keep their
+        # fingerprints.
         return hash_json(
             {name: value for name, value in self if value or name not in ("libraries", "remade")}
         )
@@ -59,7 +61,7 @@ class Identity(BaseModel):
 
     @property
     def asked(self) -> str:
-        """The same of what a pipeline asks for, whatever libraries make it."""
+        """The fingerprint of what a pipeline asks for, whatever libraries make it."""
         return self.model_copy(update={"libraries": {}, "remade": ""}).fingerprint
 
 

@@ -22,8 +22,8 @@ CONVERSIONS_FOLDER = "conversions"
 DAMAGED_FOLDER = "damaged"
 """What was found damaged, or is made again on demand, under its place."""
 EDITIONS_FOLDER = "editions"
-"""What was made of what was asked for (`artifacts.store.manifest`): some hundred bytes each, for
-good, so that it is known again after it was removed."""
+"""Records of what came of each thing that was asked for (`artifacts.store.manifest`): some hundred
+bytes each, kept for good, so that an artifact is recognized after it was removed."""
 RETIRED_FOLDER = "retired"
 """Manifests, without the list of files, of artifacts that were removed."""
 UPLOADS_FOLDER = "uploads"
@@ -50,7 +50,7 @@ def editions(kind: str, asked: str) -> str:
 
 
 def damaged(place: str) -> str:
-    """Where what lay at a place is, once it was found damaged."""
+    """Where a file or folder goes once it was found damaged."""
     return f"{DAMAGED_FOLDER}/{place}"
 
 
@@ -90,8 +90,8 @@ def forgotten(pipeline: str) -> str:
 
 
 def forgotten_copies(pipeline: str) -> str:
-    """The folder of that list and of signatures a second time, beside the registry: it is not
-    restored together with the artifacts."""
+    """The folder of a second copy of that list and of the signatures. It lies beside the registry,
+    so it is not restored together with the artifacts."""
     return f"{registry(pipeline)}/forgotten"
 
 
@@ -111,8 +111,8 @@ def registry(pipeline: str) -> str:
 
 
 def decisions(pipeline: str) -> str:
-    """What people decided about a pipeline's models, a second time: it is not restored together
-    with the registry."""
+    """A second copy of what people decided about a pipeline's models, which is not restored
+    together with the registry."""
     return f"decisions/{pipeline}.json"
 
 

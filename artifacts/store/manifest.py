@@ -25,7 +25,7 @@ from artifacts.store.layout import MANIFEST_NAME
 SCHEMA_VERSION = 1
 CHECKSUM = "checksum"
 COST = "cost_dollars"
-"""In the provenance of what others' machines made: what these cost."""
+"""In the provenance of what was made on rented machines: what they cost."""
 
 REWRITTEN = "rewritten"
 """In the provenance: when files were written again, and why (`artifacts.store.rewrite`)."""
@@ -45,6 +45,8 @@ class Manifest(BaseModel):
     settings: dict[str, Any]
     libraries: dict[str, str] = Field(default_factory=dict)
     remade: str = ""
+    """A hash of the content, where the same libraries had made other content before; empty
+    otherwise."""
     files: list[FileEntry]
     stats: dict[str, Any]
     provenance: dict[str, Any] = Field(default_factory=dict)
@@ -105,11 +107,11 @@ def find_faults(url: str, entries: Sequence[FileEntry], checksums: bool = True) 
     present = files.describe(url)
     whole: list[FileEntry] = []
     for entry in entries:
-        found = present.get(entry.path)
-        if found is None:
+        details = present.get(entry.path)
+        if details is None:
             yield f"{entry.path} is absent"
-        elif found["size"] != entry.bytes:
-            yield f"{entry.path} has {found['size']} bytes, not {entry.bytes}"
+        elif details["size"] != entry.bytes:
+            yield f"{entry.path} has {details['size']} bytes, not {entry.bytes}"
         else:
             whole.append(entry)
 
@@ -140,8 +142,8 @@ def verify_manifest(
     entries = [entry for entry in manifest.files if entry.path.startswith(below)]
     for fault in find_faults(url, entries, checksums):
         command = mend_command(f"{manifest.kind}/{manifest.fingerprint}")
-        again = f"Set it aside and make it again with: {command}"
-        raise DamagedArtifact(f"{url}/{fault}. {way_out or again}")
+        advice = f"Set it aside and make it again with: {command}"
+        raise DamagedArtifact(f"{url}/{fault}. {way_out or advice}")
 
 
 def verify_folder(url: str, way_out: str | None = None) -> None:
@@ -162,8 +164,8 @@ def verify_folder(url: str, way_out: str | None = None) -> None:
             manifest = parse_manifest(content, folder)
             return verify_manifest(manifest, folder, below, way_out=way_out)
     kind = (above if name == "model" else url).split("/")[-2]
-    again = f"Make it again with: {make_command(kind)}"
-    raise MissingArtifact(f"{url} is no longer there: it has no manifest. {way_out or again}")
+    advice = f"Make it again with: {make_command(kind)}"
+    raise MissingArtifact(f"{url} is no longer there: it has no manifest. {way_out or advice}")
 
 
 TIMED = frozenset(
@@ -184,28 +186,30 @@ class Edition(BaseModel):
     content: str
     """Of `content_of`; empty where it is not known any more."""
     compared: str = ""
-    """What these libraries made as others had made it, such as `200 documents`."""
+    """What was compared and found to be as other libraries had made it, such as `200 documents`."""
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
 
 class Editions(BaseModel):
-    """The content of a record, oldest first; the first of a fingerprint says who made it."""
+    """All editions of one thing that was asked for, oldest first; the first one with a fingerprint
+    says which libraries made it."""
 
     model_config = ConfigDict(extra="forbid")
 
     editions: list[Edition] = []
 
     def settle(self, identity: Identity, content: str) -> Identity:
-        """The identity of content that was made as another says: the one that it had before, or a
-        new one where the same libraries made other content before."""
-        for one in self.editions:
-            if one.content == content:
+        """The identity under which new content is committed: that of an earlier edition with the
+        same content, or a new one where the same libraries made other content before."""
+        for edition in self.editions:
+            if edition.content == content:
                 return identity.model_copy(
-                    update={"libraries": one.libraries, "remade": one.remade}
+                    update={"libraries": edition.libraries, "remade": edition.remade}
                 )
+        # An edition that was only compared says nothing about what these libraries make themselves.
         if any(
-            one.content and one.libraries == identity.libraries and not one.compared
-            for one in self.editions
+            edition.content and edition.libraries == identity.libraries and not edition.compared
+            for edition in self.editions
         ):
             return identity.model_copy(update={"remade": content})
         return identity

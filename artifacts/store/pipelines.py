@@ -34,7 +34,7 @@ class AssetHistory(BaseModel):
 
 
 class RegistryMark(BaseModel):
-    """How far the pipeline's registry has come, by which an older one is known."""
+    """How far the pipeline's registry has come, so that one from an older backup is recognized."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,11 +108,11 @@ class Pipeline:
         """
         artifact = self.find_current(asset)
         if artifact is None:
-            gone = self.recorded(asset)
-            state = f"was deleted ({gone})" if gone else "has not been built yet"
-            needed = f"`{needed_by}` needs `{asset}`, which" if needed_by else f"`{asset}`"
+            fingerprint = self.recorded(asset)
+            state = f"was deleted ({fingerprint})" if fingerprint else "has not been built yet"
+            subject = f"`{needed_by}` needs `{asset}`, which" if needed_by else f"`{asset}`"
             raise MissingArtifact(
-                f"{needed} {state} in {self.store.root}. Build it and everything upstream with: "
+                f"{subject} {state} in {self.store.root}. Build it and everything upstream with: "
                 f"{make_command(needed_by or asset)}"
             )
         return artifact
@@ -123,6 +123,7 @@ class Pipeline:
 
         def enter(history: PipelineHistory) -> None:
             before = history.assets.get(asset)
+            # An artifact that is current already keeps the time since when it is.
             if before is None or before.current.fingerprint != artifact.fingerprint:
                 previous = [before.current, *before.previous] if before else []
                 entry = AssetPointer(fingerprint=artifact.fingerprint, since=datetime.now(UTC))
@@ -134,6 +135,7 @@ class Pipeline:
         """Change the record as one step; it stays untouched where nothing changes."""
 
         def enter(content: bytes | None) -> bytes | None:
+            # Two copies, as `change` works in place.
             before, after = self._parse(content), self._parse(content)
             change(after)
             return None if after == before else after.model_dump_json(indent=2).encode()
@@ -172,8 +174,8 @@ class Pipeline:
         current = self.find_current(identity.kind)
         if current:
             return differences(current.manifest.identity, identity)
-        gone = self.recorded(identity.kind)
-        return [f"its absence: {identity.kind} {gone} was there before"] if gone else []
+        name = self.recorded(identity.kind)
+        return [f"its absence: {identity.kind} {name} was there before"] if name else []
 
 
 def read_histories(store: Store) -> dict[str, PipelineHistory]:

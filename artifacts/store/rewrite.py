@@ -47,19 +47,19 @@ def rewrite(
     """
     store, before = artifact.store, artifact.manifest
     folder = layout.artifact(before.kind, before.fingerprint)
-    written: list[str] = []
+    paths: list[str] = []
     with store.lease(layout.artifact_lease(before.kind, before.fingerprint)):
         resumed = not store.exists(before.kind, before.fingerprint)
         for path, content in contents:
             # Before the first byte changes, and not at all where nothing is to change.
             _set_aside(store, before)
             files.write(f"{artifact.url}/{path}", content)
-            written.append(path)
-        if not (written or resumed or stats != before.stats):
+            paths.append(path)
+        if not (paths or resumed or stats != before.stats):
             return []
         _set_aside(store, before)
         # An interrupted rewriting may have changed any file.
-        changed = {entry.path for entry in before.files} if resumed else set(written)
+        changed = {entry.path for entry in before.files} if resumed else set(paths)
         rewritten = before.provenance.get(REWRITTEN, [])
         note = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "reason": reason}
         after = before.model_copy(
@@ -71,7 +71,7 @@ def rewrite(
         )
         store.write_bytes(f"{folder}/{layout.MANIFEST_NAME}", dump_with_checksum(after))
         files.remove(f"{store.root}/{folder}/{BEFORE_NAME}")
-    return written
+    return paths
 
 
 def _set_aside(store: Store, before: Manifest) -> None:
@@ -86,11 +86,11 @@ def _entries(artifact: Artifact, changed: set[str]) -> list[FileEntry]:
     url = artifact.url
     if artifact.store.is_local:
         urls = {path: f"{url}/{path}" for path in changed}
-        now = [
+        current = [
             FileEntry(path=path, bytes=files.size(place), sha256=sha256_of(place))
             for path, place in urls.items()
         ]
     else:
-        now = [entry for entry in remote_entries(url) if entry.path in changed]
-    by_path = {entry.path: entry for entry in now}
+        current = [entry for entry in remote_entries(url) if entry.path in changed]
+    by_path = {entry.path: entry for entry in current}
     return [by_path.get(entry.path, entry) for entry in artifact.manifest.files]

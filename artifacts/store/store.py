@@ -71,15 +71,16 @@ class Draft:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def settle(self, entries: list[FileEntry]) -> tuple[Manifest, Manifest | None]:
-        """What makes this draft, with these files, an artifact; and what there is already of it.
+        """The manifest that makes this draft an artifact, and the one of the artifact that it is
+        already.
 
-        Content that came of the same before is the artifact that it was then, and other content of
-        the same libraries is another one: the draft's identity follows.
+        Content that came of the same request before is the artifact that it was then, and other
+        content made by the same libraries is a new one; the draft's identity follows.
         """
-        asked = self.identity
-        self.identity = self.editions.settle(asked, content_of(entries))
-        folder = f"{self.root}/{layout.artifact(asked.kind, self.identity.fingerprint)}"
-        content = files.find(f"{folder}/{MANIFEST_NAME}") if self.identity != asked else None
+        identity = self.identity
+        self.identity = self.editions.settle(identity, content_of(entries))
+        folder = f"{self.root}/{layout.artifact(identity.kind, self.identity.fingerprint)}"
+        content = files.find(f"{folder}/{MANIFEST_NAME}") if self.identity != identity else None
         by = {"python": platform.python_version(), "revision": code_revision()}
         manifest = Manifest(
             **self.identity.model_dump(),
@@ -103,8 +104,8 @@ def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Ed
     making = machine_folder / layout.DRAFTS_FOLDER
     name = layout.artifact_lease(identity.kind, identity.fingerprint)
     making.mkdir(parents=True, exist_ok=True)
-    for left in [*making.glob(f"{name}-*"), *making.glob("removed-*")]:
-        _discard(left, making)
+    for leftover in [*making.glob(f"{name}-*"), *making.glob("removed-*")]:
+        _discard(leftover, making)
     path = making / f"{name}-{uuid.uuid4().hex[:12]}"
     path.mkdir()
     folder = layout.artifact(identity.kind, identity.fingerprint)
@@ -132,9 +133,9 @@ def _commit_remote(draft: Draft, lease: ObjectLease) -> Manifest:
     files.write(f"{draft.url}/{UPLOADING_NAME}", names.encode())
     uploads = f"{draft.root}/{layout.UPLOADS_FOLDER}"
     staged = upload_folder(draft.path, draft.url, uploads, before_write=lease.check)
-    sent = {UPLOADING_NAME, *(entry.path for entry in staged)}
+    staged_paths = {UPLOADING_NAME, *(entry.path for entry in staged)}
     manifest, before = draft.settle(
-        staged + [entry for entry in remote_entries(draft.url) if entry.path not in sent]
+        staged + [entry for entry in remote_entries(draft.url) if entry.path not in staged_paths]
     )
     folder = f"{draft.root}/{layout.artifact(manifest.kind, manifest.fingerprint)}"
     if before:
@@ -188,8 +189,8 @@ def code_revision() -> str:
     An image without a git checkout names its revision in `LLM_ASSETS_REVISION`; without either the
     answer is `unknown`.
     """
-    if named := os.environ.get(REVISION_VARIABLE):
-        return named
+    if revision := os.environ.get(REVISION_VARIABLE):
+        return revision
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return "unknown"
@@ -199,12 +200,12 @@ def code_revision() -> str:
 def _git(*arguments: str) -> str | None:
     folder = Path(__file__).parent
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 @dataclass(frozen=True)
@@ -291,12 +292,15 @@ class Store:
         """The artifact of this identity, or what its libraries were found to make as well; None
         where neither exists."""
         editions = self.editions(identity).editions
-        known = [one.fingerprint for one in editions if one.libraries == identity.libraries]
-        names = (*reversed(known), identity.fingerprint)
+        fingerprints = [
+            edition.fingerprint for edition in editions if edition.libraries == identity.libraries
+        ]
+        # First what these libraries are on record as having made, newest first.
+        names = (*reversed(fingerprints), identity.fingerprint)
         return next(filter(None, (self.find_named(identity.kind, name) for name in names)), None)
 
     def editions(self, identity: Identity) -> Editions:
-        """What came of what an identity asks for; raises DamagedArtifact."""
+        """All editions of what an identity asks for; raises DamagedArtifact."""
         return self.read_editions(layout.editions(identity.kind, identity.asked))
 
     def read_editions(self, place: str) -> Editions:
@@ -313,23 +317,25 @@ class Store:
             ) from None
 
     def names(self, identity: Identity) -> list[str]:
-        """Fingerprints of what came of what an identity asks for, the newest first, be it still
-        there or not.
+        """Fingerprints of all editions of what an identity asks for, newest first, existing or not.
 
-        Its own is among them where a backup took the record of editions away.
+        Its own are included, for a store whose record of editions a backup took away.
         """
         editions = self.editions(identity).editions
-        own = (identity.fingerprint, identity.asked)
-        return list(dict.fromkeys([*(one.fingerprint for one in reversed(editions)), *own]))
+        # The second is that of artifacts from before libraries were recorded.
+        own_names = (identity.fingerprint, identity.asked)
+        return list(
+            dict.fromkeys([*(edition.fingerprint for edition in reversed(editions)), *own_names])
+        )
 
     def enter(self, artifact: Artifact, libraries: dict[str, str], compared: str = "") -> None:
-        """Note what libraries made, or, given what was compared, were found to make as well."""
+        """Record what libraries made or, with `compared`, were found to make as well."""
         manifest = artifact.manifest
         place = layout.editions(manifest.kind, manifest.identity.asked)
 
         def note(content: bytes | None) -> bytes | None:
             record = self._parse_editions(content, place)
-            known = [(one.fingerprint, one.libraries) for one in record.editions]
+            known_keys = [(edition.fingerprint, edition.libraries) for edition in record.editions]
             own = Edition(
                 libraries=manifest.libraries,
                 fingerprint=artifact.fingerprint,
@@ -340,7 +346,11 @@ class Store:
             if libraries != manifest.libraries:
                 update = {"libraries": libraries, "compared": compared}
                 new.append(own.model_copy(update=update))
-            new = [one for one in new if (one.fingerprint, one.libraries) not in known]
+            new = [
+                edition
+                for edition in new
+                if (edition.fingerprint, edition.libraries) not in known_keys
+            ]
             if not new:
                 return None
             record.editions += new
@@ -417,12 +427,12 @@ class Store:
 
     def in_the_making(self) -> list[Identity]:
         """What is being made just now, by whomever: its inputs are in use."""
-        found = []
+        identities = []
         for name in self.list_folder(layout.MAKING_FOLDER):
             content = self.read_bytes(f"{layout.MAKING_FOLDER}/{name}")
             if content and self.is_leased(name.removesuffix(".json")):
-                found.append(Identity.model_validate_json(content))
-        return found
+                identities.append(Identity.model_validate_json(content))
+        return identities
 
     def is_leased(self, name: str) -> bool:
         """Whether somebody holds the store's lease of this name."""

@@ -52,7 +52,9 @@ def raw_view(artifact: Artifact) -> dict[str, Any]:
     stats = artifact.stats
     examples = stats["unread_examples"]
     unread = [(kind, count, ", ".join(examples[kind])) for kind, count in stats["unread"].items()]
-    sources = [(name, of["documents"], of["bytes"]) for name, of in stats["sources"].items()]
+    sources = [
+        (name, source["documents"], source["bytes"]) for name, source in stats["sources"].items()
+    ]
     return _text_view(stats) | {
         "not_read": sum(stats["unread"].values()),
         "not_read_by_kind": table(["kind", "files", "examples"], unread),
@@ -77,16 +79,16 @@ def every_file_was_read(raw_corpus: Artifact) -> dg.AssetCheckResult:
     """Every file and row found in the sources was read; those left out are counted by kind."""
     stats = raw_corpus.stats
     kinds = Counter(stats["unread"]) + Counter(stats["dropped"])
-    left = kinds.total()
+    left_out = kinds.total()
     counts = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds.items())
     return dg.AssetCheckResult(
-        passed=not left,
+        passed=not left_out,
         severity=dg.AssetCheckSeverity.WARN,
-        description=f"Files or documents left out: {left:,} ({counts}); the asset's metadata "
+        description=f"Files or documents left out: {left_out:,} ({counts}); the asset's metadata "
         "names the first of each kind."
-        if left
+        if left_out
         else None,
-        metadata={"left_out": left, "documents": stats["documents"]},
+        metadata={"left_out": left_out, "documents": stats["documents"]},
     )
 
 
@@ -100,7 +102,7 @@ def every_file_was_read(raw_corpus: Artifact) -> dg.AssetCheckResult:
     checks=[every_file_was_read],
     planned_again_on=SourceChanged,
     outside=lambda settings: [
-        source_key(settings, one.name) for one in settings.raw_corpus.sources
+        source_key(settings, entry.name) for entry in settings.raw_corpus.sources
     ],
 )
 def raw_corpus(
@@ -118,6 +120,7 @@ def raw_corpus(
     store = pipeline.store
     with source_access(pipeline, settings):
         opened = snapshot.open_sources(settings, context.log.info, store.root)
+    # Only opened sources tell which libraries read them, and these are part of the identity.
     identity = identity.extend(
         inputs=snapshot.fingerprints_of(opened), libraries=snapshot.libraries_of(opened)
     )
@@ -125,6 +128,8 @@ def raw_corpus(
     def build(draft: Draft) -> None:
         megabytes = read.bytes_in_buckets(opened) / 1e6
         with source_access(pipeline, settings):
+            # Both ways give the same bytes, so the limit is not part of the fingerprint. Up to it
+            # no JVM is started.
             if megabytes <= pipeline.settings.spark.copied_by_process:
                 draft.stats |= snapshot.write_snapshot(
                     settings, draft.path, context.log.info, store.machine_cache, opened
@@ -135,6 +140,8 @@ def raw_corpus(
         by_tasks = {name: source for name, source in opened.items() if source.chunks.files}
         spec.libraries = installed(snapshot.libraries_of(by_tasks))
         stats = spark.run(context, read, spec)
+        # A task found a file that had changed since it was fingerprinted; the stage is then planned
+        # again.
         if read.CHANGED in stats:
             raise SourceChanged(stats[read.CHANGED])
         draft.stats |= stats
@@ -151,8 +158,8 @@ def raw_corpus(
         if unread := stats["unread"]:
             context.log.warning(f"Not read: {SkippedFiles(unread, stats['unread_examples'])}")
         if encodings := stats["decoded"]:
-            told = SkippedFiles(encodings, stats["decoded_examples"])
-            context.log.warning(f"Not in UTF-8, and decoded: {told}")
+            skipped = SkippedFiles(encodings, stats["decoded_examples"])
+            context.log.warning(f"Not in UTF-8, and decoded: {skipped}")
         for fault in stats["faults"]:
             context.log.warning(f"Set aside: {fault}")
 
@@ -177,7 +184,10 @@ def clean_view(artifact: Artifact) -> dict[str, Any]:
         rows = [(name, *row) for name, counts in labels.items() for row in counts.items()]
         looked_for["labels"] = table(["classifier", "label", "documents"], rows)
     splits = ("held_out", "validation", "train")
-    arrived = ((n, *(of.get(split, 0) for split in splits)) for n, of in stats["slices"].items())
+    arrived = (
+        (n, *(by_split.get(split, 0) for split in splits))
+        for n, by_split in stats["slices"].items()
+    )
     return {
         **_text_view(stats),
         **looked_for,
@@ -223,35 +233,35 @@ def clean_corpus(
     near-duplicates of evaluation text are not trained on.
     """
     inputs, specify = plan_cleaning(pipeline, settings)
-    wanted = identity.extend(inputs=inputs, libraries=clean_libraries(settings))
+    corpus_identity = identity.extend(inputs=inputs, libraries=clean_libraries(settings))
 
     def spec(output: str, earlier: str | None = None) -> clean.CleanSpec:
         return specify(
             raw_corpus=raw_corpus.url,
             output=output,
             earlier=pipeline.store.load("clean_corpus", earlier).url if earlier else None,
-            libraries=wanted.libraries,
+            libraries=corpus_identity.libraries,
         )
 
     def build(draft: Draft) -> None:
-        if earlier is None and (lost := tell_lost_splits(pipeline.record, wanted)):
-            context.log.warning(lost)
+        if earlier is None and (warning := tell_lost_splits(pipeline.record, corpus_identity)):
+            context.log.warning(warning)
         draft.stats |= spark.run(context, clean, spec(draft.url, earlier))
 
     def compare(artifact: Artifact) -> Comparison:
         return clean.compare_documents(spec(artifact.url), artifact.url)
 
     earlier = find_earlier(
-        pipeline.record, wanted, lambda identity: pipeline.find(context, identity, compare)
+        pipeline.record, corpus_identity, lambda identity: pipeline.find(context, identity, compare)
     )
-    return BuildPlan(_with_earlier(wanted, earlier), build, compare)
+    return BuildPlan(_with_earlier(corpus_identity, earlier), build, compare)
 
 
 def plan_cleaning(
     pipeline: PipelineResource, settings: CleanCorpusSettings
 ) -> tuple[dict[str, str], Callable[..., clean.CleanSpec]]:
-    """What decides how text is cleaned besides the settings, and the job's specification, which
-    lacks the text, the output and the libraries."""
+    """What decides, besides the settings, how text is cleaned, and the job's specification, still
+    without the text, the output and the libraries."""
     store, name = pipeline.store, pipeline.settings.name
     settings, models = _share_models(store, settings)
     general_url, general_digest = _share_general_english(store)
@@ -271,41 +281,42 @@ def plan_cleaning(
 def find_earlier(
     record: Pipeline, wanted: Identity, find: Callable[[Identity], Artifact | None]
 ) -> str | None:
-    """Fingerprint of the clean corpus whose splits the wanted one keeps: what was last trained on.
+    """Fingerprint of the clean corpus whose splits the wanted one continues: what was last trained
+    on.
 
-    None before anything was trained. A corpus that was made already keeps the one it had, even
-    where it has been deleted since: fingerprints tell. Where the one it had is gone too, the
-    newest that is there takes its place, since each corpus hands on all splits before it.
+    None before anything was trained. A corpus that exists, or existed until it was deleted, keeps
+    the predecessor that its fingerprint names. If that predecessor is gone too, the newest corpus
+    in the store replaces it, because every corpus carries all splits before it.
 
     Args:
         wanted: identity of the clean corpus about to be made, without an earlier one.
         find: gives the artifact of an identity.
     """
     store = record.store
-    known = record.known(wanted.kind)
-    trained = _last_trained(record, wanted.kind)
-    for earlier in (None, *known):
+    fingerprints = record.known(wanted.kind)
+    trained_on = _last_trained(record, wanted.kind)
+    for earlier in (None, *fingerprints):
         identity = _with_earlier(wanted, earlier)
         # Only what is current or was trained on: an older corpus of the same settings and text has
         # the splits of its time, without what came since.
-        was_made = not {*known[:1], trained}.isdisjoint(store.names(identity))
+        was_made = not {*fingerprints[:1], trained_on}.isdisjoint(store.names(identity))
         if was_made and (earlier is None or find(identity) or store.exists(wanted.kind, earlier)):
             return earlier
-    return trained
+    return trained_on
 
 
 def tell_lost_splits(record: Pipeline, wanted: Identity) -> str:
-    """What it means that a corpus keeps no splits though one was trained on; nothing where none
-    was, or where it is made again as it was."""
-    store, kind, known = record.store, wanted.kind, record.known(wanted.kind)
-    was_trained = record.recorded("checkpoint") is not None and bool(known)
-    if not was_trained or not set(known).isdisjoint(store.names(wanted)):
+    """A warning that the splits which models were trained on are lost; empty if nothing was
+    trained, or if the corpus is an existing one that is rebuilt."""
+    store, kind, recorded = record.store, wanted.kind, record.known(wanted.kind)
+    was_trained = record.recorded("checkpoint") is not None and bool(recorded)
+    if not was_trained or not set(recorded).isdisjoint(store.names(wanted)):
         return ""
     return (
         f"The clean corpora of this pipeline are gone from {store.root}: models were trained on "
         f"one of them, and it alone knew which text was held out. All splits are drawn again, so "
         "text that a model was trained on may be held out, and later models may seem better than "
-        f"they are. To keep the splits, stop this run, bring the folder {kind}/{known[0]} back "
+        f"they are. To keep the splits, stop this run, bring the folder {kind}/{recorded[0]} back "
         f"from a backup of the store (what was found damaged is in {layout.damaged(kind)}/), then "
         "check it with `llm-assets doctor` and run again."
     )
@@ -321,21 +332,23 @@ def _last_trained(record: Pipeline, kind: str) -> str | None:
         if checkpoint
         else record.find_current("tokenized_shards")
     )
-    trained = [shards.manifest.inputs[kind]] if shards else []
-    there = (name for name in (*trained, *record.known(kind)) if record.store.exists(kind, name))
-    return next(there, None)
+    trained_on = [shards.manifest.inputs[kind]] if shards else []
+    existing = (
+        name for name in (*trained_on, *record.known(kind)) if record.store.exists(kind, name)
+    )
+    return next(existing, None)
 
 
 def _share_models(
     store: Store, settings: CleanCorpusSettings
 ) -> tuple[CleanCorpusSettings, dict[str, str]]:
-    """The settings with classifiers' models where jobs read them, and what is in these models."""
+    """The settings, with classifiers' models where jobs can read them, and the models' hashes."""
     shared, inputs = [], {}
-    for one in settings.classifiers:
-        suffix = Path(one.model).suffix
-        url, digest = _share(store, read_model(one), "classifiers", suffix)
-        shared.append(one.model_copy(update={"model": url}))
-        inputs[f"classifier_{one.name}"] = digest
+    for classifier in settings.classifiers:
+        suffix = Path(classifier.model).suffix
+        url, digest = _share(store, read_model(classifier), "classifiers", suffix)
+        shared.append(classifier.model_copy(update={"model": url}))
+        inputs[f"classifier_{classifier.name}"] = digest
     return settings.model_copy(update={"classifiers": shared}), inputs
 
 
@@ -361,8 +374,8 @@ def shards_view(artifact: Artifact) -> dict[str, Any]:
     """What people see of `tokenized_shards`."""
     stats = artifact.stats
     tokens = sum(stats["tokens"].values())
-    counted = ("documents", "tokens", "rows")
-    rows = [(split, *(stats[unit][split] for unit in counted)) for split in stats["documents"]]
+    units = ("documents", "tokens", "rows")
+    rows = [(split, *(stats[unit][split] for unit in units)) for split in stats["documents"]]
     return {
         "summary": f"{tokens:,} tokens, {stats['rows']['train']:,} rows to train on",
         "tokens": tokens,
@@ -371,7 +384,7 @@ def shards_view(artifact: Artifact) -> dict[str, Any]:
         "cut_examples": stats["cut_examples"],
         "left_out": table(["reason", "documents"], stats["left_out"].items()),
         "tokenizer_engine": stats["tokenizer_engine"],
-        "splits": table(["split", *counted], rows),
+        "splits": table(["split", *units], rows),
         "tokens_by_source": table(["source", "tokens"], stats["tokens_by_source"].items()),
     }
 

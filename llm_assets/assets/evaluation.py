@@ -110,8 +110,8 @@ class Challenge:
         """What the evaluation measures held-out text for; None where an exam decides."""
         if gate.metric == "exam":
             return None
-        chosen = gate.model_dump(include={"lifetime_error", "smallest_effect"})
-        return GateQuestion(look=self.look, readable=self.readable, **chosen)
+        limits = gate.model_dump(include={"lifetime_error", "smallest_effect"})
+        return GateQuestion(look=self.look, readable=self.readable, **limits)
 
 
 def open_challenge(
@@ -128,25 +128,28 @@ def open_challenge(
         weights: the format that they are quantized to; None where they serve as trained.
         measured: fingerprint of the evaluation; None before there is one.
     """
+    # Before the state is read: until a candidate is better, the base model is the incumbent.
     models.register_base(base_entry(base))
     state, source, settings = models.state(), model_source(candidate), pipeline.settings
     incumbent = state.incumbent_of(source.fingerprint)
-    asked = (source.fingerprint, incumbent.weights, measured)
+    comparison = (source.fingerprint, incumbent.weights, measured)
     gate = settings.model_version.gate
     form: dict[str, str] = {"served_weights": weights} if weights else {}
     judged_by = _judged_by(settings) | form
     if settings.exam and gate.metric == "exam":
         judged_by["exam"] = settings.exam.chosen()
-    chosen = card.procedure(candidate, judged_by)
-    look = state.look_of(*asked, gate)
-    # Verdicts of before these were left out name a license and shown texts, too.
+    procedure = card.procedure(candidate, judged_by)
+    look = state.look_of(*comparison, gate)
+    # Earlier releases hashed the license and the shown texts into the procedure as well. Verdicts
+    # are looked up by both hashes, so that an upgrade does not count as choosing another procedure.
     with_all = {"eval_metrics": settings.eval_metrics, "gate": settings.model_version}
-    named_all = judged_by | {name: one.content() for name, one in with_all.items()}
+    # With the license and the texts that are only shown, as `_judged_by` leaves them out.
+    named_all = judged_by | {name: section.content() for name, section in with_all.items()}
     readable = min(
-        state.readable_before(*asked, one, gate.metric)
-        for one in (chosen, card.procedure(candidate, named_all))
+        state.readable_before(*comparison, variant, gate.metric)
+        for variant in (procedure, card.procedure(candidate, named_all))
     )
-    return Challenge(source, incumbent, look, readable, chosen, form)
+    return Challenge(source, incumbent, look, readable, procedure, form)
 
 
 def _judged_by(settings: PipelineSettings) -> dict[str, Any]:
@@ -154,12 +157,12 @@ def _judged_by(settings: PipelineSettings) -> dict[str, Any]:
 
     Texts that are only shown and the license choose no candidate, so they stand as their defaults.
     """
-    measured = settings.eval_metrics.model_copy(update={"generation": GenerationSettings()})
-    judged = settings.model_version.model_copy(update={"license": None})
-    known, scoring = settings.checkpoint.content(), settings.checkpoint.scoring()
+    evaluation = settings.eval_metrics.model_copy(update={"generation": GenerationSettings()})
+    gate = settings.model_version.model_copy(update={"license": None})
+    content, scoring = settings.checkpoint.content(), settings.checkpoint.scoring()
     # What decides the weights as well stands with the checkpoint.
-    alone = {name: value for name, value in scoring.items() if name not in known}
-    return {"eval_metrics": measured.content(), "gate": judged.content()} | alone
+    scoring_only = {name: value for name, value in scoring.items() if name not in content}
+    return {"eval_metrics": evaluation.content(), "gate": gate.content()} | scoring_only
 
 
 def base_entry(base: Artifact) -> ModelEntry:
@@ -175,14 +178,14 @@ def base_entry(base: Artifact) -> ModelEntry:
 
 def candidate_entry(candidate: Artifact, evaluation: Artifact, license: str) -> ModelEntry:
     """A `checkpoint` artifact as the registry records it, with what was measured of it."""
-    source, judged = model_source(candidate), card.lineage(evaluation)
+    source, evaluation_lineage = model_source(candidate), card.lineage(evaluation)
     return ModelEntry(
         weights=source.fingerprint,
         model_fingerprint=candidate.fingerprint,
         model_url=source.path,
         license=license,
         # The evaluation may be on newer text than the weights were trained on, which is none of it.
-        lineage={kind: judged[kind] for kind in JUDGED_BY if kind in judged}
+        lineage={kind: evaluation_lineage[kind] for kind in JUDGED_BY if kind in evaluation_lineage}
         | card.lineage(candidate),
         coverage=candidate.stats["coverage"],
         dollars=card.dollars_of(evaluation),
@@ -209,10 +212,10 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
     metrics = stats["metrics"]
     values, bounds = [], []
     for name, roles in metrics.items():
-        told = [
+        cells = [
             card.number(roles[role]["value"]) if role in roles else "not measured" for role in ROLES
         ]
-        values.append((_spaced(name), *told))
+        values.append((_spaced(name), *cells))
         for role in ROLES:
             if (low := roles.get(role, UNMEASURED).get("low")) is not None:
                 bounds.append(
@@ -220,7 +223,9 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
                 )
     metric = Metric.model_validate(stats["metric"])
     held_out = metrics[f"held_out_{metric.name}"]
-    plotted = {name: of.get("candidate", UNMEASURED)["value"] for name, of in metrics.items()}
+    plotted = {
+        name: by_role.get("candidate", UNMEASURED)["value"] for name, by_role in metrics.items()
+    }
     before, after = (
         card.number(held_out.get(role, UNMEASURED)["value"]) for role in ("base", "candidate")
     )
@@ -233,7 +238,7 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
             "intervals": figures.intervals(
                 f"{metric.unit} on held-out text, with 95% intervals",
                 metric.unit,
-                {role: tuple(map(of.get, BOUNDS)) for role, of in held_out.items()},
+                {role: tuple(map(figure.get, BOUNDS)) for role, figure in held_out.items()},
             ),
         }
         | {name: value for name, value in plotted.items() if value is not None}
@@ -243,11 +248,11 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:
-    if not (judged := stats.get("exam")):
+    if not (exam := stats.get("exam")):
         return {}
     shares = ([name, *map(card.number, values)] for name, *values in exam_shares(stats))
-    told = table(["condition", "base", "candidate"], shares)
-    return {"exam_result": judged["sentence"], "exam": told}
+    conditions = table(["condition", "base", "candidate"], shares)
+    return {"exam_result": exam["sentence"], "exam": conditions}
 
 
 def samples_view(evaluation: Artifact) -> dict[str, Any]:
@@ -255,8 +260,8 @@ def samples_view(evaluation: Artifact) -> dict[str, Any]:
     samples = read_samples(evaluation)
     pairs = zip(samples.get("base", []), samples.get("candidate", []), strict=False)
     rows = [
-        [_legible(text) for text in (one["prompt"], one["completion"], other["completion"])]
-        for one, other in pairs
+        [_legible(text) for text in (base["prompt"], base["completion"], candidate["completion"])]
+        for base, candidate in pairs
     ]
     heads = ["after", "the base model says", "the candidate says"]
     return {"samples": table(heads, rows)} if rows else {}
@@ -292,15 +297,19 @@ def _spaced(name: str) -> str:
 def figures_are_finite(eval_metrics: Artifact) -> dg.AssetCheckResult:
     """Every figure of the candidate's evaluation is a number."""
     metrics, faults = (eval_metrics.stats[name] for name in ("metrics", "faults"))
-    values = {name: of.get("candidate", UNMEASURED)["value"] for name, of in metrics.items()}
+    values = {
+        name: by_role.get("candidate", UNMEASURED)["value"] for name, by_role in metrics.items()
+    }
     missing = sorted(name for name, value in values.items() if value is None)
-    said = f"Not finite: {', '.join(missing)}" if missing else "All figures are finite numbers."
+    description = (
+        f"Not finite: {', '.join(missing)}" if missing else "All figures are finite numbers."
+    )
     if "candidate" in faults:
-        said = f"The candidate was not measured: {faults['candidate']}"
+        description = f"The candidate was not measured: {faults['candidate']}"
     return dg.AssetCheckResult(
         passed=not missing,
         severity=dg.AssetCheckSeverity.WARN,
-        description=said,
+        description=description,
         metadata={"figures": len(values), "not_finite": len(missing)},
     )
 
@@ -338,9 +347,11 @@ def eval_metrics(
 
     def asking(challenge: Challenge) -> Identity:
         question = challenge.question(gate)
-        asked = {"question": question and question.model_dump()} | challenge.form
+        question_settings = {"question": question and question.model_dump()} | challenge.form
         return identity.extend(
-            settings=settings.content() | pipeline.settings.checkpoint.scoring() | asked,
+            settings=settings.content()
+            | pipeline.settings.checkpoint.scoring()
+            | question_settings,
             inputs={"tokenized_shards": shards.fingerprint}
             | {"incumbent": challenge.incumbent.model_fingerprint},
             libraries=settings.libraries
@@ -350,28 +361,30 @@ def eval_metrics(
         )
 
     challenge = begin()
-    # What was measured before has the number that it was judged by; else it is one more comparison,
-    # whose error is the one that it is going to be judged by.
+    # An evaluation that exists keeps the number of the look that it was judged at. A new one is one
+    # more comparison, measured with the share of error that it will be judged with.
     state, candidate = models.state(), challenge.candidate.fingerprint
-    known = state.find_model(candidate)
-    judged = known.lineage.get("eval_metrics") if known else None
-    for measured in state.evaluations_of(candidate):
-        earlier = begin(measured)
-        asked = asking(earlier)
-        # One that is gone or damaged is made again as what it was.
-        if asked.fingerprint == judged or pipeline.store.find(asked):
+    version = state.find_model(candidate)
+    judged_by = version.lineage.get("eval_metrics") if version else None
+    for evaluation in state.evaluations_of(candidate):
+        earlier = begin(evaluation)
+        earlier_identity = asking(earlier)
+        # One that was judged but is gone or damaged is measured again under its old number.
+        if earlier_identity.fingerprint == judged_by or pipeline.store.find(earlier_identity):
             challenge = earlier
     incumbent, question = challenge.incumbent, challenge.question(gate)
 
     def build(draft: Draft) -> None:
-        against = ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights)
-        drawn = settings.drawn_for(challenge.candidate.fingerprint)
-        spec = evaluation_spec(pipeline, draft, checkpoint, shards, base_model, against, drawn)
-        asked: dict[str, Any] = {"question": question}
+        reference = ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights)
+        candidate_settings = settings.drawn_for(challenge.candidate.fingerprint)
+        spec = evaluation_spec(
+            pipeline, draft, checkpoint, shards, base_model, reference, candidate_settings
+        )
+        update: dict[str, Any] = {"question": question}
         if exam:
             libraries = spec.libraries | installed(EXAM_LIBRARIES)
-            asked |= {"exam": exam.url, "libraries": libraries}
-        spec = spec.model_copy(update=asked)
+            update |= {"exam": exam.url, "libraries": libraries}
+        spec = spec.model_copy(update=update)
         draft.stats |= training.evaluate(context, spec)
         draft.stats |= serving.measure(pipeline.settings, spec, context.log.info)
 
@@ -395,6 +408,7 @@ def evaluation_spec(
     shards.verify()
     if incumbent is not None:
         card.verify_model(pipeline.record, str(incumbent.path), weights=incumbent.fingerprint)
+    # A training that diverged still gets a verdict: the evaluation records the fault, not figures.
     fault = {"fault": candidate.stats.get("diverged")}
     return EvaluationSpec(
         base=model_source(base),
@@ -414,7 +428,7 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
     """What people see of a `model_version`."""
     verdict = read_verdict(artifact)
     evaluation = artifact.store.load("eval_metrics", artifact.manifest.inputs["eval_metrics"])
-    compared = verdict.comparisons
+    comparisons = verdict.comparisons
     rows = [
         (
             f"{_spaced(c.task)} against {c.reference}",
@@ -423,7 +437,7 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
             f"{100 * (1 - 2 * c.level):.6g}%",
             f"{c.clusters:,} {'facts' if c.task == CLOSED_BOOK else 'independent documents'}",
         )
-        for c in compared
+        for c in comparisons
     ]
     heads = ["comparison", "difference", "interval", "confidence", "measured on"]
     return {
@@ -434,15 +448,15 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
         "comparisons": table(heads, rows),
         "differences": figures.intervals(
             "Candidate minus reference",
-            _units(compared),
-            {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in compared},
+            _units(comparisons),
+            {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in comparisons},
         ),
     } | samples_view(evaluation)
 
 
-def _units(compared: list[Comparison]) -> str:
+def _units(comparisons: list[Comparison]) -> str:
     """The unit of the compared figures, and which way is better."""
-    better = {(c.unit, "above" if c.higher_is_better else "below") for c in compared}
+    better = {(c.unit, "above" if c.higher_is_better else "below") for c in comparisons}
     return ", ".join(f"{unit} ({side} zero is better)" for unit, side in sorted(better))
 
 
@@ -458,29 +472,29 @@ def version_page(
     evaluation = store.load("eval_metrics", inputs["eval_metrics"])
     candidate = store.load("checkpoint", evaluation.manifest.inputs["checkpoint"])
     training = checkpoint_view(candidate) | card.training_cost(candidate.stats, cost_per_hour)
-    measured = eval_view(evaluation) | answers_view(evaluation, most=None)
-    exam = {name: measured[name] for name in EXAM_FIGURES if name in measured}
+    view = eval_view(evaluation) | answers_view(evaluation, most=None)
+    exam = {name: view[name] for name in EXAM_FIGURES if name in view}
     gate = verdict_view(verdict) if read_verdict(verdict).comparisons else {}
     sections = {
         "What it knows": exam,
-        "The gate": {name: of for name, of in gate.items() if name in GATE_FIGURES},
-        "What it writes": {name: of for name, of in measured.items() if name == "samples"},
-        "Training": {name: of for name, of in training.items() if name not in PLACES},
+        "The gate": {name: value for name, value in gate.items() if name in GATE_FIGURES},
+        "What it writes": {name: value for name, value in view.items() if name == "samples"},
+        "Training": {name: value for name, value in training.items() if name not in PLACES},
     }
     title, now = f"Version {version.version}", datetime.now(UTC)
     as_of = f"- As of {now:%Y-%m-%d %H:%M} UTC; later decisions are not shown on this page"
     head = card.render_card(state, version).replace(card.PAGE_LINE, as_of)
-    shown = {heading: drawn(of, store.cache) for heading, of in sections.items()}
-    return render_page(title, head, shown, explain(store, state, version))
+    drawn_sections = {heading: drawn(section, store.cache) for heading, section in sections.items()}
+    return render_page(title, head, drawn_sections, explain(store, state, version))
 
 
 def candidate_is_promoted(model_version: Artifact) -> dg.AssetCheckResult:
     """Shows the gate's verdict and blocks nothing: `endpoint` serves the wanted version."""
     verdict = read_verdict(model_version)
     differences = {
-        f"{compared.task}_minus_{compared.reference}": compared.difference
-        for compared in verdict.comparisons
-        if math.isfinite(compared.difference)
+        f"{comparison.task}_minus_{comparison.reference}": comparison.difference
+        for comparison in verdict.comparisons
+        if math.isfinite(comparison.difference)
     }
     return dg.AssetCheckResult(
         passed=verdict.promoted,
@@ -511,15 +525,15 @@ def model_version(
     meets its other conditions; `reasons` says what it found. `llm-assets approve` and
     `llm-assets reject` overrule it.
     """
-    measured = eval_metrics.manifest
+    manifest = eval_metrics.manifest
     candidate, base = (
-        pipeline.store.load(kind, measured.inputs[kind], needed_by="model_version")
+        pipeline.store.load(kind, manifest.inputs[kind], needed_by="model_version")
         for kind in ("checkpoint", "base_model")
     )
     models = registry.open(pipeline)
-    weights, told = measured.settings.get("served_weights"), measured.stats
+    weights, stats = manifest.settings.get("served_weights"), manifest.stats
     challenge = open_challenge(
-        pipeline, models, candidate, base, weights, told["evaluation_fingerprint"]
+        pipeline, models, candidate, base, weights, stats["evaluation_fingerprint"]
     )
 
     def build(draft: Draft) -> None:
@@ -532,6 +546,8 @@ def model_version(
     def register(artifact: Artifact) -> dict[str, Any]:
         license = settings.license or base.stats["license"]
         verdict = read_verdict(artifact)
+        # In every run, not only the one that built the verdict, which may have been killed before
+        # this.
         version = models.enter(candidate_entry(candidate, eval_metrics, license), verdict)
         place = card.page_path(pipeline.settings.name, version.version)
         price = pipeline.settings.automation.cost_per_hour
@@ -547,6 +563,7 @@ def model_version(
             **cost,
         }
 
+    # The number of the look is part of the identity: the same scores may get another verdict later.
     identity = identity.extend(
         settings=settings.content() | challenge.asked(),
         inputs={"incumbent": challenge.incumbent.model_fingerprint},

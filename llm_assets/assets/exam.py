@@ -20,11 +20,11 @@ SHOWN = 20
 def exam_view(artifact: Artifact) -> dict[str, Any]:
     rows = [
         (
-            one["question"],
-            one["choices"][one["answer"]],
-            (one["passage"] or {}).get("document", "-"),
+            question["question"],
+            question["choices"][question["answer"]],
+            (question["passage"] or {}).get("document", "-"),
         )
-        for one in read_questions(artifact.path)[:SHOWN]
+        for question in read_questions(artifact.path)[:SHOWN]
     ]
     stats = artifact.stats
     return {
@@ -35,9 +35,10 @@ def exam_view(artifact: Artifact) -> dict[str, Any]:
 
 
 def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, Any]:
-    """How base and candidate answered, by relation, and the questions that either alone got right.
+    """How base and candidate answered, by relation, and the questions that only one of them got
+    right.
 
-    Nothing where no exam was taken by both, or where it is no longer in the store.
+    Empty if the two did not both take the exam, or if it is no longer in the store.
 
     Args:
         most: questions of a kind; None shows all.
@@ -46,13 +47,15 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
     if not answers:
         return {}
     right: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for one in answers:
-        right[one.relation][one.task].append((one.before, one.after))
-    won = _told(one for one in answers if one.is_won)
-    lost = _told(one for one in answers if one.is_lost)
-    asked = [task for task in EXAM_TASKS if any(task in of for of in right.values())]
-    columns = ["relation", *(task.removeprefix("exam_").replace("_", " ") for task in asked)]
-    shares = [(name, *map(_share, map(of.__getitem__, asked))) for name, of in right.items()]
+    for answer in answers:
+        right[answer.relation][answer.task].append((answer.before, answer.after))
+    won = _told(answer for answer in answers if answer.is_won)
+    lost = _told(answer for answer in answers if answer.is_lost)
+    tasks = [task for task in EXAM_TASKS if any(task in by_task for by_task in right.values())]
+    columns = ["relation", *(task.removeprefix("exam_").replace("_", " ") for task in tasks)]
+    shares = [
+        (name, *map(_share, map(by_task.__getitem__, tasks))) for name, by_task in right.items()
+    ]
     heads = ["question", "the base model says", "the candidate says", "true"]
     return {
         "closed_book": f"{len(won)} questions won, {len(lost)} lost",
@@ -64,8 +67,13 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
 
 def _told(answers: Iterable[AnswerPair]) -> list[tuple[str, str, str, str]]:
     return [
-        (one.question["question"], one.said_before, one.said_after, one.question["value"])
-        for one in answers
+        (
+            answer.question["question"],
+            answer.said_before,
+            answer.said_after,
+            answer.question["value"],
+        )
+        for answer in answers
     ]
 
 
@@ -74,7 +82,7 @@ def _share(answers: list[tuple[float, float]]) -> str:
     if not answers:
         # Of a relation that the facts have and the placebo lacks, or the other way round.
         return "-"
-    base, candidate = (sum(of) / len(answers) for of in zip(*answers, strict=True))
+    base, candidate = (sum(shares) / len(answers) for shares in zip(*answers, strict=True))
     return f"{base:.0%} -> {candidate:.0%}"
 
 

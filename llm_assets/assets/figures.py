@@ -39,7 +39,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 MEAN_PARTS = 8
-"""Into so many parts a training is divided for the length of its running mean."""
+"""Parts into which a training is divided; one of them is the length of the running mean."""
 
 
 def loss_line(records: Sequence[Mapping[str, Any]]) -> str:
@@ -52,8 +52,8 @@ def loss_line(records: Sequence[Mapping[str, Any]]) -> str:
     length = max(1, len(losses) // MEAN_PARTS)
     ends = range(length, len(losses) + 1)
     means = [sum(losses[end - length : end]) / length for end in ends]
-    told = f"{means[0]:.3f} {sparkline(means)} {means[-1]:.3f}"
-    return told if length == 1 else f"{told}, averaged over {length} steps"
+    line = f"{means[0]:.3f} {sparkline(means)} {means[-1]:.3f}"
+    return line if length == 1 else f"{line}, averaged over {length} steps"
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Picture:
     def markdown(self, cache: str | None = None) -> dg.MarkdownMetadataValue:
         """The picture, from the cache if it was drawn before: a run without changes shows all of
         them again, and matplotlib takes a second to import and draw."""
-        drawn = [self.draw.func.__name__, repr(self.draw.args), repr(self.draw.keywords)]
-        key = cache_key("picture", __name__, ["matplotlib"], drawn=drawn)
+        arguments = [self.draw.func.__name__, repr(self.draw.args), repr(self.draw.keywords)]
+        key = cache_key("picture", __name__, ["matplotlib"], drawn=arguments)
         encoded = base64.b64encode(cached(cache, key, self._as_png)).decode()
         return dg.MetadataValue.md(f"![{self.draw.args[0]}](data:image/png;base64,{encoded})")
 
@@ -128,15 +128,15 @@ def bars(title: str, x_label: str, y_label: str, counts: Mapping[int, int]) -> A
 def intervals(title: str, x_label: str, rows: Mapping[str, Sequence[Any]]) -> Any:
     """One line a row: a value between the low and the high end of its interval.
 
-    Rows are left out of which one of these is no number.
+    Rows with a missing bound are left out.
     """
-    drawn = [(name, bounds) for name, bounds in rows.items() if None not in bounds]
-    figure, axes = _axes(title, x_label, "", height=0.6 + 0.45 * max(len(drawn), 2))
-    for position, (_, (low, value, high)) in enumerate(reversed(drawn)):
+    finite = [(name, bounds) for name, bounds in rows.items() if None not in bounds]
+    figure, axes = _axes(title, x_label, "", height=0.6 + 0.45 * max(len(finite), 2))
+    for position, (_, (low, value, high)) in enumerate(reversed(finite)):
         axes.plot([low, high], [position, position], color=MUTED, linewidth=3)
         axes.plot([value], [position], marker="o", color=INK)
-    axes.set_yticks(range(len(drawn)), [name for name, _ in reversed(drawn)])
-    axes.set_ylim(-0.6, len(drawn) - 0.4)
+    axes.set_yticks(range(len(finite)), [name for name, _ in reversed(finite)])
+    axes.set_ylim(-0.6, len(finite) - 0.4)
     return figure
 
 
@@ -150,10 +150,10 @@ def matrix(
     axes.imshow(counts, cmap="Blues", aspect="auto")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
-    most = max(max(row) for row in counts)
+    largest = max(max(row) for row in counts)
     for y, row in enumerate(counts):
         for x, count in enumerate(row):
-            color = "white" if count > most / 2 else "black"
+            color = "white" if count > largest / 2 else "black"
             axes.text(x, y, f"{count:,}", ha="center", va="center", color=color)
     return figure
 

@@ -160,15 +160,15 @@ def loss_is_finite_and_falls(checkpoint: Artifact) -> dg.AssetCheckResult:
     losses = [record["loss"] for record in read_metrics(checkpoint.url)]
     stats = checkpoint.stats
     start, end = (stats["validation"][place] for place in ("start", "end"))
-    bad = sum(loss is None or not math.isfinite(loss) for loss in losses)
+    faulty = sum(loss is None or not math.isfinite(loss) for loss in losses)
     falls = None not in (start, end) and end < start
-    said = "Every loss is a number." if not bad else f"{bad} losses are not finite numbers."
+    text = "Every loss is a number." if not faulty else f"{faulty} losses are not finite numbers."
     return dg.AssetCheckResult(
-        passed=not bad and falls and not stats["diverged"],
+        passed=not faulty and falls and not stats["diverged"],
         severity=dg.AssetCheckSeverity.WARN,
-        description=f"{stats['diverged'] or said} On validation text, {stats['validation_unit']}: "
+        description=f"{stats['diverged'] or text} On validation text, {stats['validation_unit']}: "
         f"{number(start)} before, {number(end)} after.",
-        metadata={"losses_not_finite": bad, "validation_falls": falls},
+        metadata={"losses_not_finite": faulty, "validation_falls": falls},
     )
 
 
@@ -210,7 +210,7 @@ def checkpoint(
         return materialization(artifact, checkpoint_view(artifact) | cost(artifact))
     settings = training.resolve(settings)
     # The version arrives with the state of the registry; nobody chooses it to be another attempt.
-    chosen = config.model_dump(exclude={"from_version"}) | {"settings": settings.content()}
+    choices = config.model_dump(exclude={"from_version"}) | {"settings": settings.content()}
     if config.continue_from_champion:
         settings = continue_from_champion(settings, shards, models, config.longer)
     identity = identity.extend(
@@ -224,7 +224,7 @@ def checkpoint(
     run = f"{store.root}/{layout.run(identity.fingerprint)}"
 
     def spec(run_folder: str, output: str, settings: RecipeSettings) -> TrainingSpec:
-        """A training that exports into a folder; its resumable state is in another, the run's."""
+        """A training that exports into `output` and keeps its resumable state in `run_folder`."""
         return TrainingSpec(
             run_id=identity.fingerprint,
             title=f"{pipeline.settings.name}-{identity.fingerprint[:TITLE_CHARACTERS]}",
@@ -241,6 +241,8 @@ def checkpoint(
         )
 
     def build(draft: Draft) -> None:
+        # Only runs that end in a verdict: checked before the training, which would be in vain
+        # otherwise.
         if JUDGED_TAG in context.run.tags:
             _need_held_out(pipeline, shards)
         # What is being made is another checkpoint than the one that it starts from.
@@ -249,19 +251,21 @@ def checkpoint(
         if estimate := training_estimate(training, settings, shards, base_model):
             context.log.info(f"Expected for {estimate}")
         train_into(store, draft, spec(run, draft.url, settings), train)
-        draft.stats[CHOSEN] = chosen
+        # For `card.procedure`: what people chose, without what follows from the text.
+        draft.stats[CHOSEN] = choices
 
     def compare(artifact: Artifact) -> Comparison:
         if not settings.has_first_step:
             return
         folder = f"{run}-sample"
         sample = spec(folder, folder, _first_step(settings))
+        # In a folder of its own, so that the sample does not touch the resumable state of the run.
         train(sample.model_copy(update={"title": f"{sample.title}-sample"}))
         stored, now = (read_metrics(url)[0] for url in (artifact.url, folder))
         files.remove(folder)
         for name in ("loss", "gradient_norm"):
-            close = math.isclose(stored[name], now[name], rel_tol=TOLERANCE[settings.precision])
-            yield f"{name} of the first step", stored[name], stored[name] if close else now[name]
+            is_close = math.isclose(stored[name], now[name], rel_tol=TOLERANCE[settings.precision])
+            yield f"{name} of the first step", stored[name], stored[name] if is_close else now[name]
 
     def finish(artifact: Artifact) -> dict[str, float]:
         # The run's state is kept under the name of its checkpoint, which is another where the
@@ -287,7 +291,7 @@ def _need_held_out(pipeline: PipelineResource, shards: Artifact) -> None:
 
 
 def _first_step(settings: RecipeSettings) -> RecipeSettings:
-    """The settings for one step, whose loss and gradient no learning rate decides."""
+    """The settings for a single step: no learning rate affects its loss and gradient."""
     budget = settings.budget.model_copy(update=dict.fromkeys(BUDGETS) | {"steps": 1})
     update = {
         "budget": budget,
@@ -302,17 +306,17 @@ def continue_from_champion(
 ) -> RecipeSettings:
     """The settings with the wanted model as the start and a budget in steps.
 
-    The budget is the given one, or one pass over the documents that arrived since the wanted model
-    was trained, together with what is seen again or replayed beside them, whichever is longer. A
+    The budget is the configured one or, if longer, one pass over the documents that arrived since
+    the wanted model was trained, plus the rows that are replayed or seen again beside them. A
     recipe that starts from random weights keeps its start.
     """
     stats = ShardStats.model_validate(shards.stats)
     usual = total_steps(settings, stats)
     rows = new_share(shards, registry) * shards.stats["rows"]["train"]
-    own = (1 - settings.replay_share) * (1 - settings.order.seen_share)
-    needed = math.ceil(rows / (own * settings.budget.global_batch_size))
+    unseen_share = (1 - settings.replay_share) * (1 - settings.order.seen_share)
+    steps_needed = math.ceil(rows / (unseen_share * settings.budget.global_batch_size))
     values = settings.model_dump()
-    steps = longer * max(usual, min(needed, MOST_TIMES * usual))
+    steps = longer * max(usual, min(steps_needed, MOST_TIMES * usual))
     values["budget"] |= dict.fromkeys(BUDGETS) | {"steps": steps}
     if isinstance(settings, WarmStartSettings):
         values["initialize"] = "champion"
@@ -327,14 +331,15 @@ def new_share(shards: Artifact, registry: Registry) -> float:
     store = shards.store
     wanted = registry.find("wanted")
     fingerprint = wanted.lineage.get("clean_corpus") if wanted else None
-    before = find_manifest(store, "clean_corpus", fingerprint) if fingerprint else None
+    earlier_manifest = find_manifest(store, "clean_corpus", fingerprint) if fingerprint else None
     now = find_manifest(store, "clean_corpus", shards.manifest.inputs["clean_corpus"])
-    if before is None or now is None:
+    if earlier_manifest is None or now is None:
         return 0.0
-    last = max(map(int, before.stats["slices"]), default=0)
-    counts = {int(at): found.get("train", 0) for at, found in now.stats["slices"].items()}
-    new = sum(count for at, count in counts.items() if at > last)
-    return new / max(1, sum(counts.values()))
+    last_slice = max(map(int, earlier_manifest.stats["slices"]), default=0)
+    # Slices are numbered in the order in which text arrived.
+    counts = {int(key): documents.get("train", 0) for key, documents in now.stats["slices"].items()}
+    new_documents = sum(count for key, count in counts.items() if key > last_slice)
+    return new_documents / max(1, sum(counts.values()))
 
 
 def training_estimate(
@@ -342,8 +347,8 @@ def training_estimate(
 ) -> str | None:
     """Such as `checkpoint: about 2.3 h, 9.70 USD`; None where the runner costs nothing.
 
-    Which rows the champion has seen is known only when training begins, so passes over the others
-    are estimated at their most.
+    Which rows the champion has seen is known only when training begins, so passes over the unseen
+    rows are estimated at their maximum.
 
     Raises:
         UserError: the runner's machines are too small for the model.

@@ -55,19 +55,19 @@ def render_page(
         provenance: everything behind the version, as plain text.
     """
     head, figures, rest = card.partition(FIGURES)
-    told = [_section(heading, shown) for heading, shown in sections.items() if shown]
-    body = _MARKDOWN.render("\n\n".join([head, *told, figures + rest]))
+    parts = [_section(heading, view) for heading, view in sections.items() if view]
+    body = _MARKDOWN.render("\n\n".join([head, *parts, figures + rest]))
     return _PAGE.format(title=escape(title), body=body, provenance=escape(provenance))
 
 
-def _section(heading: str, shown: Mapping[str, Any]) -> str:
+def _section(heading: str, view: Mapping[str, Any]) -> str:
     """Figures as a list, then tables and pictures."""
     lines, blocks = [], []
-    for name, value in shown.items():
+    for name, value in view.items():
         label = name.replace("_", " ")
         if isinstance(value, dg.MarkdownMetadataValue):
             blocks.append(f"### {label}\n\n{value.md_str}")
         else:
-            told = number(value) if isinstance(value, float) else str(value)
-            lines.append(f"- {label}: {escape_markdown(told)}")
+            text = number(value) if isinstance(value, float) else str(value)
+            lines.append(f"- {label}: {escape_markdown(text)}")
     return "\n\n".join([f"## {heading}", "\n".join(lines), *blocks])

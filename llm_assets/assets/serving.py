@@ -58,17 +58,17 @@ def endpoint(
     once. On this machine, `/v1` is an OpenAI base URL, where the model is named after the pipeline,
     and `latency_seconds` is how long a client waits for a short answer.
     """
-    # Nothing of it is kept in the store, so there is nothing to plan: each run looks what serves.
+    # The store keeps nothing of this stage, so nothing is planned: each run looks at what serves.
     models = registry.open(pipeline)
     champion, served = serve_wanted(
         models, serving, pipeline.settings, pipeline.record, context.log.info
     )
     verdict = describe_outcome(models.state(), read_verdict(model_version))
-    kept = "" if verdict == "promoted" else f"; the newest candidate was {verdict}"
+    note = "" if verdict == "promoted" else f"; the newest candidate was {verdict}"
     if served.instead_of is not None:
-        kept += f"; WARNING: version {served.instead_of} is wanted but cannot be served"
-    told: dict[str, Any] = {
-        "summary": f"version {champion.version} at {served.url}{kept}",
+        note += f"; WARNING: version {served.instead_of} is wanted but cannot be served"
+    metadata: dict[str, Any] = {
+        "summary": f"version {champion.version} at {served.url}{note}",
         "url": dg.MetadataValue.url(served.url),
         "predict_url": served.predict_url,
         "authorization": served.authorization,
@@ -83,5 +83,5 @@ def endpoint(
     }
     return dg.MaterializeResult(
         data_version=dg.DataVersion(champion.model_fingerprint),
-        metadata=readable({name: it for name, it in told.items() if it not in ("", None)}),
+        metadata=readable({name: it for name, it in metadata.items() if it not in ("", None)}),
     )

@@ -1,7 +1,7 @@
 """The sources of the pipeline file as Dagster's assets before `raw_corpus`.
 
-Nobody here makes them. Who looks at one says what was seen: the sensor `source_text_changed` where
-it has changed, `raw_corpus` as it reads, and a person who presses Observe.
+No stage builds them. Whoever looks at a source reports what was seen: the sensor
+`source_text_changed` after a change, `raw_corpus` as it reads, and a person who presses Observe.
 """
 
 import string
@@ -35,8 +35,8 @@ _LETTERS = {*string.ascii_letters, *string.digits, "_"}
 
 def source_key(settings: PipelineSettings, name: str) -> dg.AssetKey:
     """The key of a source's asset; a character that Dagster refuses is written as its number."""
-    written = "".join(one if one in _LETTERS else f"_{ord(one):x}_" for one in name)
-    return dg.AssetKey([*asset_key(settings, GROUP).path, written])
+    escaped = "".join(letter if letter in _LETTERS else f"_{ord(letter):x}_" for letter in name)
+    return dg.AssetKey([*asset_key(settings, GROUP).path, escaped])
 
 
 def source_specs(settings: PipelineSettings) -> list[dg.AssetSpec]:
@@ -66,7 +66,7 @@ def source_access(
     pipeline: PipelineResource, settings: RawCorpusSettings
 ) -> AbstractContextManager[None]:
     """Within it, sources may be looked at and read: the Hub's with its token where one is there."""
-    is_needed = any(isinstance(one, HuggingFaceDataset) for one in settings.sources)
+    is_needed = any(isinstance(source, HuggingFaceDataset) for source in settings.sources)
     return pipeline.hub_access() if is_needed else nullcontext()
 
 
@@ -91,10 +91,10 @@ def observable_sources(settings: PipelineSettings) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, pipeline: PipelineResource
     ) -> Iterator[dg.ObserveResult]:
         with user_faults(pipeline):
-            opened = look(pipeline)
-        for seen, _ in _seen(context.instance, pipeline.settings, opened, {}):
-            if seen.asset_key in context.selected_asset_keys:
-                yield seen
+            sources = look(pipeline)
+        for result, _ in _seen(context.instance, pipeline.settings, sources, {}):
+            if result.asset_key in context.selected_asset_keys:
+                yield result
 
     return observe_sources
 
@@ -105,17 +105,17 @@ def observe(
     opened: Mapping[str, OpenedSource],
     read: Mapping[str, Mapping[str, int]] | None = None,
 ) -> None:
-    """Have Dagster know what was seen of sources.
+    """Report to Dagster what was seen of sources.
 
     Args:
-        read: source to `documents` and `bytes` of its text, where that was read; else a source that
-            is as it was at the last look is worth no word.
+        read: source to `documents` and `bytes` of its text, where that was read; without it, only
+            sources that have changed since the last look are reported.
     """
-    for seen, is_known in _seen(instance, settings, opened, read or {}):
+    for result, is_known in _seen(instance, settings, opened, read or {}):
         if not is_known or read is not None:
-            assert seen.asset_key and seen.data_version
-            tags = {VERSION_TAG: seen.data_version.value}
-            observation = dg.AssetObservation(seen.asset_key, metadata=seen.metadata, tags=tags)
+            assert result.asset_key and result.data_version
+            tags = {VERSION_TAG: result.data_version.value}
+            observation = dg.AssetObservation(result.asset_key, metadata=result.metadata, tags=tags)
             instance.report_runless_asset_event(observation)
 
 
@@ -125,15 +125,21 @@ def _seen(
     opened: Mapping[str, OpenedSource],
     read: Mapping[str, Mapping[str, int]],
 ) -> Iterator[tuple[dg.ObserveResult, bool]]:
-    """What there is to say of each source, and whether Dagster knows this version of it."""
-    versions, own = source_versions(settings, opened), dg.MetadataValue.text(settings.name)
+    """An observation of each source, and whether Dagster already knows this version of it."""
+    versions, own_name = source_versions(settings, opened), dg.MetadataValue.text(settings.name)
     for (name, source), (key, version) in zip(opened.items(), versions.items(), strict=True):
-        seen = (one.asset_observation for one in instance.fetch_observations(key, LAST).records)
-        ours = (one for one in seen if one and one.metadata.get(PIPELINE, own) == own)
-        last = next(ours, None)
+        events = (
+            record.asset_observation for record in instance.fetch_observations(key, LAST).records
+        )
+        own_events = (
+            event
+            for event in events
+            if event and event.metadata.get(PIPELINE, own_name) == own_name
+        )
+        last = next(own_events, None)
         is_known = last is not None and last.tags.get(VERSION_TAG) == version
         metadata: dict[str, Any] = dict(last.metadata) if last and is_known else {}
-        metadata[PIPELINE] = own
+        metadata[PIPELINE] = own_name
         metadata.setdefault(LAST_CHANGE, dg.MetadataValue.timestamp(time.time()))
         if source.sizes:
             metadata |= {"files": len(source.sizes), "file_bytes": sum(source.sizes.values())}
@@ -141,6 +147,8 @@ def _seen(
         now = dg.DataVersion(version)
         yield dg.ObserveResult(key, metadata=metadata, data_version=now), is_known
         if not is_known:
-            # By these alone Dagster tells whether an asset is fresh.
-            made = dg.AssetMaterialization(key, metadata=metadata, tags={VERSION_TAG: version})
-            instance.report_runless_asset_event(made)
+            # Dagster decides by materializations alone whether an asset is fresh.
+            materialization = dg.AssetMaterialization(
+                key, metadata=metadata, tags={VERSION_TAG: version}
+            )
+            instance.report_runless_asset_event(materialization)

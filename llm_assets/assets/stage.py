@@ -1,9 +1,9 @@
 """A stage of the graph as one record, from which its Dagster asset and its checks derive.
 
-A stage is a function, decorated with `stage`, that says what it will make. What it takes are its
-parameters: `settings` is its section of the pipeline file, an `Artifact` is the current one of the
-stage of that name, `identity` holds all of these, and the rest is Dagster's (`context`, `config`,
-resources). What it returns is a `BuildPlan`.
+A stage is a function, decorated with `stage`, that says what it will make. Its parameters say what
+it takes: `settings` is its section of the pipeline file, an `Artifact` is the current one of the
+stage of that name, `identity` covers all of these, and the rest is Dagster's (`context`, `config`,
+resources). It returns a `BuildPlan`.
 """
 
 import functools
@@ -51,16 +51,16 @@ class BuildPlan:
     """What one run of a stage will make, and how."""
 
     identity: Identity
-    """What decides it: the stage's, extended by what is known only now."""
+    """What decides the artifact: the stage's identity, extended by what is known only now."""
     build: Callable[[Draft], None]
-    """Writes it and enters its figures in `draft.stats`; not called where it exists. The stage's
-    inputs are compared with their checksums before."""
+    """Writes the artifact and enters its figures in `draft.stats`; not called if it exists. The
+    stage's inputs are compared with their checksums before."""
     compare: Compare | None = None
-    """Has a sample come out by the libraries installed now; see `PipelineResource.find`."""
+    """Rebuilds a sample with the libraries installed now; see `PipelineResource.find`."""
     finish: Callable[[Artifact], Metadata | None] = lambda artifact: None
-    """What each run does once it exists; returns what of it no manifest tells."""
+    """What each run does once the artifact exists; returns metadata that no manifest holds."""
     outside: Mapping[dg.AssetKey, str] = field(default_factory=dict)
-    """Data versions of what it reads and nobody here makes, which Dagster looked up too early."""
+    """Data versions of outside assets that were read: Dagster looked them up too early."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ class Stage:
     """One asset of the graph."""
 
     plan: Callable[..., BuildPlan | dg.MaterializeResult]
-    """Its name is the asset's, its docstring what the UI says of it. It gives the result itself
-    where there is nothing to build."""
+    """Its name is the asset's, its docstring the UI's description. It returns the result itself if
+    there is nothing to build."""
     code_version: str
-    """To be raised where the same input comes out otherwise than before."""
+    """To be raised if the same input gives another output than before."""
     group: str
     kinds: set[str]
     pool: str | None = None
-    """Of runs, of which Dagster lets few go at the same time (dagster.yaml)."""
+    """Dagster's pool, which limits how many runs build at the same time (dagster.yaml)."""
     view: Callable[[Artifact], Metadata] = lambda artifact: {}
     """What people see of an artifact."""
     checks: Sequence[Check] = ()
     blocking_checks: Sequence[Check] = ()
-    """Those without which what follows is not made in the same run."""
+    """If one of these fails, nothing downstream is built in the same run."""
     columns: pa.Schema | None = None
     """Of its table, for the UI."""
     planned_again_on: type[Exception] | tuple[()] = ()
@@ -123,8 +123,8 @@ class Stage:
             kinds=self.kinds,
             pool=self.pool,
         )
-        taken = {"context": dg.AssetExecutionContext, "pipeline": PipelineResource}
-        return define(_for_dagster(settings, run, self.plan, taken))
+        own_parameters = {"context": dg.AssetExecutionContext, "pipeline": PipelineResource}
+        return define(_for_dagster(settings, run, self.plan, own_parameters))
 
     def materialize(
         self, given: Mapping[str, Any], options: Mapping[str, Any]
@@ -139,6 +139,7 @@ class Stage:
             UserError: what it reads changes all the time, or one of the plan's own.
         """
         use_own_temporary_folder()
+        # A second pipeline file with the same name and store is refused before anything is built.
         given["pipeline"].claim()
         for attempts_left in reversed(range(ATTEMPTS)):
             try:
@@ -165,11 +166,11 @@ class Stage:
             settings=settings.content() if settings else {},
             inputs={name: artifact.fingerprint for name, artifact in inputs.items()},
         )
-        own: dict[str, Any] = {"settings": settings, "identity": identity}
+        own_arguments: dict[str, Any] = {"settings": settings, "identity": identity}
         if of_run := _run_options(self.plan):
-            chosen = {name: options[name] for name in of_run.model_fields if name in options}
-            own["config"] = of_run(**chosen)
-        plan = _call(self.plan, {**given, **current, **own})
+            values = {name: options[name] for name in of_run.model_fields if name in options}
+            own_arguments["config"] = of_run(**values)
+        plan = _call(self.plan, {**given, **current, **own_arguments})
         if isinstance(plan, dg.MaterializeResult):
             return plan
 
@@ -180,26 +181,28 @@ class Stage:
 
         artifact = pipeline.make(given["context"], plan.identity, build, plan.compare)
         done = dict(plan.finish(artifact) or {})
-        read = {f"{INPUT_TAG}/{key.to_user_string()}": one for key, one in plan.outside.items()}
+        tags = {
+            f"{INPUT_TAG}/{key.to_user_string()}": version for key, version in plan.outside.items()
+        }
         if changed := self._changed(pipeline, settings):
             done[CHANGED] = table(["setting", "this run", "the file"], changed)
-        return materialization(artifact, {**self.view(artifact), **done}, read)
+        return materialization(artifact, {**self.view(artifact), **done}, tags)
 
     def _changed(
         self, pipeline: PipelineResource, settings: Settings | None
     ) -> list[Sequence[str]]:
-        """Setting, value and the pipeline file's, of what the run's config has otherwise."""
+        """Each setting that the run's config overrides, with its value and the pipeline file's."""
         by_file = self.section(pipeline.settings_of_file)
         if settings is None or by_file is None or settings == by_file:
             return []
         changed = overrides(by_file, settings.model_dump(mode="json"), self.name)
-        written = {self.name: by_file.model_dump(mode="json")}
-        return [(key, str(value), str(value_at(written, key))) for key, value in changed.items()]
+        in_file = {self.name: by_file.model_dump(mode="json")}
+        return [(key, str(value), str(value_at(in_file, key))) for key, value in changed.items()]
 
     def asset_checks(self, settings: PipelineSettings) -> Iterator[dg.AssetsDefinition]:
         """Its checks, each of what is current."""
         for check in (*self.blocking_checks, *self.checks):
-
+            # As a default the check is bound now; a closure would see the loop's last one.
             def run(check: Check = check, **given: Any) -> dg.AssetCheckResult:
                 return _call(check, given | _current(check, given["pipeline"]))
 
@@ -239,15 +242,15 @@ def _run_options(function: Callable[..., Any]) -> type[dg.Config] | None:
     return parameter.annotation if parameter else None
 
 
-def _call(function: Callable[..., Any], known: Mapping[str, Any]) -> Any:
-    return function(**{name: known[name] for name in inspect.signature(function).parameters})
+def _call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    return function(**{name: values[name] for name in inspect.signature(function).parameters})
 
 
 def _for_dagster(
     settings: PipelineSettings,
     run: Callable[..., Any],
     function: Callable[..., Any],
-    taken: Mapping[str, type],
+    own_parameters: Mapping[str, type],
 ) -> Callable[..., Any]:
     """`run` as Dagster sees it: it takes these, and of what the function takes, Dagster's; its
     foreseeable faults end the step with their message alone."""
@@ -256,10 +259,13 @@ def _for_dagster(
         with user_faults(named["pipeline"]):
             return run(*given, **named)
 
-    ours = {"settings", "identity", "config", *_inputs(function), *taken}
+    ours = {"settings", "identity", "config", *_inputs(function), *own_parameters}
     theirs = [p for p in inspect.signature(function).parameters.values() if p.name not in ours]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    first = [inspect.Parameter(name, kind, annotation=one) for name, one in taken.items()]
+    first = [
+        inspect.Parameter(name, kind, annotation=annotation)
+        for name, annotation in own_parameters.items()
+    ]
     told.__name__ = function.__name__
     _describe(told, inspect.Signature([*first, *theirs]))
     return own_resources(settings)(told)
@@ -274,18 +280,19 @@ def own_resources(
         signature = inspect.signature(function)
         names = {
             settings.resource_key(name): name
-            for name, one in signature.parameters.items()
-            if inspect.isclass(one.annotation)
-            and issubclass(one.annotation, dg.ConfigurableResource)
+            for name, parameter in signature.parameters.items()
+            if inspect.isclass(parameter.annotation)
+            and issubclass(parameter.annotation, dg.ConfigurableResource)
         }
         keys = {name: key for key, name in names.items()}
 
         @functools.wraps(function)
         def called(*given: Any, **named: Any) -> Any:
-            return function(*given, **{names.get(key, key): one for key, one in named.items()})
+            return function(*given, **{names.get(key, key): value for key, value in named.items()})
 
         parameters = [
-            one.replace(name=keys.get(name, name)) for name, one in signature.parameters.items()
+            parameter.replace(name=keys.get(name, name))
+            for name, parameter in signature.parameters.items()
         ]
         # Dagster stores what is returned, unless that is None; of what yields it knows the results.
         returned = None if signature.return_annotation is None else inspect.Signature.empty
@@ -298,21 +305,23 @@ def own_resources(
 def _describe(function: Callable[..., Any], signature: inspect.Signature) -> None:
     """Give a function a signature; Dagster reads the one or the other form, by its version."""
     function.__signature__ = signature  # type: ignore[attr-defined]
-    function.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+    function.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in signature.parameters.values()
+    }
     if signature.return_annotation is None:
         function.__annotations__["return"] = None
 
 
 @contextmanager
 def user_faults(pipeline: PipelineResource | None = None) -> Iterator[None]:
-    """Turn what has a known reason into a Dagster failure that says it, never retried.
+    """Turn an error with a known reason into a Dagster failure that states it and is never retried.
 
     Where an error names no file, the pipeline's store is what was written to.
 
-    Such a failure carries no stack trace: it would bury the message, which has what to do. What is
-    not known keeps its trace.
+    Such a failure carries no stack trace, which would bury the message and its advice. An unknown
+    error keeps its trace.
     """
-    # A step before in this process may have left it, and what is not known would lose its trace.
+    # An earlier step in this process may have set it, and an unknown error would lose its trace.
     vars(sys).pop("tracebacklimit", None)
     try:
         yield
@@ -361,15 +370,15 @@ def materialization(
     artifact: Artifact, metadata: Mapping[str, Any], tags: Mapping[str, str] | None = None
 ) -> dg.MaterializeResult:
     """The result of a stage: its fingerprint is the data version."""
-    told: dict[str, Any] = {
+    storage: dict[str, Any] = {
         "fingerprint": artifact.fingerprint,
         "folder": link(artifact.url),
         "bytes_stored": sum(entry.bytes for entry in artifact.manifest.files),
     }
-    # In this order the UI shows them: what was made before where it lies.
+    # The UI shows them in this order: what the stage reports before where the artifact lies.
     return dg.MaterializeResult(
         data_version=dg.DataVersion(artifact.fingerprint),
-        metadata=readable(drawn(metadata, artifact.store.cache)) | told,
+        metadata=readable(drawn(metadata, artifact.store.cache)) | storage,
         tags=tags,
     )
 

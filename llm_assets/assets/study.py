@@ -54,8 +54,8 @@ def study(
     """Text derived from the training documents: their facts in many forms, and what a generator
     writes about them.
 
-    It is cleaned as the corpus is, and all of it is training text. Each row names its document, so
-    it is traced to that, and forgotten with it.
+    It is cleaned like the corpus, and all of it is training text. Each row names its document, so
+    that it can be traced to it and is forgotten with it.
     """
     cleaning = _cleaning(pipeline.settings.clean_corpus)
     inputs, specify = plan_cleaning(pipeline, cleaning)
@@ -80,7 +80,7 @@ def study(
             context.log.info,
         )
         draft.stats |= spark.run(context, clean, spec(draft.url)) | {"derived": derived}
-        # Facts arrive as text does; how they are told is a choice.
+        # The facts are data, which arrive like text; in which forms they are told is a choice.
         draft.stats[CHOSEN] = identity.settings | {"facts": settings.facts}
 
     def compare(artifact: Artifact) -> Comparison:
@@ -90,9 +90,9 @@ def study(
 
 
 def _cleaning(settings: CleanCorpusSettings) -> CleanCorpusSettings:
-    """How derived text is cleaned: as the corpus is, but for what would take it for a fault.
+    """How derived text is cleaned: like the corpus, except for filters that would drop it wrongly.
 
-    Facts in one form are texts of one template, and short; and it is all training text.
+    Facts in one form share a template and are short; and all derived text is training text.
     """
     return settings.model_copy(
         update={

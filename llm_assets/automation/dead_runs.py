@@ -1,8 +1,8 @@
 """Clears up after runs that have died: fails them, and ends what they left on Google Cloud.
 
-Dagster's launcher of local runs does not notice that a process died. Otherwise a run that was going
-when the machine lost its power counts as running for ever, and all runs that need the same pool
-wait for it.
+Dagster's launcher of local runs does not notice that a process died. Without this, a run that was
+going when the machine lost power would count as running for ever, and all runs that need the same
+pool would wait for it.
 """
 
 import re
@@ -22,9 +22,10 @@ from llm_assets.history import ENDPOINT_SENSOR
 PROCESSES_SECONDS, JOBS_SECONDS = 60, 300
 """Between two looks at the processes, and at the jobs."""
 ADOPTION_SECONDS = 600.0
-"""After its run's end a job waits so long for another run to follow it."""
+"""How long a job is left alone after its run ended, since another run may follow it."""
 MAX_RETRIES_TAG = "dagster/max_retries"
 """How often Dagster launches a run again whose process died."""
+# Dagster has no public name for this message; a test compares it with Dagster's own.
 STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 PROGRAMS = ("dagster", "multiprocessing")
 """One of these is in the command line of a process that runs a run."""
@@ -50,6 +51,7 @@ def _run_processes(settings: PipelineSettings) -> dg.SensorDefinition:
         instance = context.instance
         died = [run for run in Runs(instance, settings).started() if _has_ended(instance, run)]
         for run in died:
+            # First the tags: Dagster may launch the run again as soon as it is reported as failed.
             _tag(instance, settings, run)
             instance.report_run_failed(run, "The run's process ended without reporting why.")
         # Without a reason there is nothing that `llm-assets status` would tell.
@@ -59,15 +61,15 @@ def _run_processes(settings: PipelineSettings) -> dg.SensorDefinition:
 
 
 def _tag(instance: dg.DagsterInstance, settings: PipelineSettings, run: dg.DagsterRun) -> None:
-    """Note of a run that died what is to be known before Dagster hears that it failed."""
+    """Tag a run that died, before Dagster hears that it failed."""
     events = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
-    for last in events:
-        instance.add_run_tags(run.run_id, {LAST_EVENT_TAG: str(last.timestamp)})
+    for event in events:
+        instance.add_run_tags(run.run_id, {LAST_EVENT_TAG: str(event.timestamp)})
     if run.tags.get(LAUNCHED_BY_TAG, ENDPOINT_SENSOR) == ENDPOINT_SENSOR:
         return
     runs, now = Runs(instance, settings), datetime.now(UTC)
     if runs.blackout(now) or runs.budget_spent(now):
-        # Dagster would launch it again at once; whatever asked for it does when it may.
+        # Dagster would launch it again at once; whatever asked for it asks again when it may.
         instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})
 
 
@@ -105,12 +107,12 @@ def _jobs_left_behind(settings: PipelineSettings) -> dg.SensorDefinition:
             cloud = load_cloud_settings()
             runs = Runs(context.instance, settings)
             jobs, unknown = active_jobs(cloud)
-            left = [job for job in jobs if _is_left(context.instance, runs, job)]
-            ended, refused = end_jobs(left, context.log.warning)
-            told = f"Ended: {', '.join(job.job.name for job in ended)}" if ended else None
+            orphans = [job for job in jobs if _is_left(context.instance, runs, job)]
+            ended, refused = end_jobs(orphans, context.log.warning)
+            summary = f"Ended: {', '.join(job.job.name for job in ended)}" if ended else None
             if faults := [*unknown, *refused]:
-                raise UserError("\n".join([*([told] if told else []), *faults]))
-        return dg.SkipReason(told)
+                raise UserError("\n".join([*([summary] if summary else []), *faults]))
+        return dg.SkipReason(summary)
 
     return jobs_left_behind
 
@@ -123,5 +125,6 @@ def _is_left(instance: dg.DagsterInstance, runs: Runs, job: ActiveJob) -> bool:
     run = record.dagster_run
     if not run.is_finished and not has_died(run):
         return False
-    ended = record.end_time or record.update_timestamp.timestamp()
-    return datetime.now(UTC).timestamp() - ended > ADOPTION_SECONDS and not runs.unfinished()
+    end_time = record.end_time or record.update_timestamp.timestamp()
+    # Another run of the pipeline may continue the job, so none may be waiting or running.
+    return datetime.now(UTC).timestamp() - end_time > ADOPTION_SECONDS and not runs.unfinished()

@@ -1,8 +1,8 @@
-"""Whether the source text is to be trained on now; the one place where that is decided.
+"""Decides whether to train on the source text now; nothing else decides that.
 
-It asks what the text is at one tick, and how much of it is new. Nothing is remembered but the time
-since which the text is as it is: what the endpoint reflects is told by the registry, what was tried
-by Dagster's runs. So a daemon that is killed anywhere goes on.
+The question is what the text is at one tick, and how much of it is new. Only the time since which
+the text is unchanged is remembered: the registry tells what the endpoint reflects, and Dagster's
+runs what was tried. So a daemon may be killed at any point and continues where it was.
 """
 
 import io
@@ -44,7 +44,7 @@ class TextSnapshot:
 
 
 def text_of(opened: Mapping[str, OpenedSource]) -> TextSnapshot:
-    """What sources hold together."""
+    """The text of all sources together."""
     sizes: dict[str, int] = {}
     for source in opened.values():
         sizes.update(source.sizes)
@@ -52,36 +52,36 @@ def text_of(opened: Mapping[str, OpenedSource]) -> TextSnapshot:
 
 
 class Surveys:
-    """What files the texts of a pipeline consisted of, to tell how much has changed since."""
+    """The files that a pipeline's texts consisted of, to measure how much has changed since."""
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
         self._folder = layout.automation(pipeline)
 
     def write(self, text: TextSnapshot) -> None:
-        """Note a text's files; those that went before are noted already."""
+        """Record the files of a text; those of earlier texts are recorded already."""
         buffer = io.BytesIO()
         np.save(buffer, _as_array(text), allow_pickle=False)
         self._store.write_bytes(f"{self._folder}/{text.name}.npy", buffer.getvalue())
 
     def keep(self, names: Container[str]) -> None:
-        """Remove what was noted of other texts: nobody will ask how much has changed since."""
+        """Remove the records of other texts: no question refers to them any more."""
         for file in self._store.list_folder(self._folder):
             name, _, ending = file.partition(".")
-            # What was told lies there too, and what is being written, with a dot before its name.
+            # The folder also holds `told.json` and, with a dot first, what is being written.
             if name and ending == "npy" and name not in names:
                 files.remove(f"{self._store.root}/{self._folder}/{file}")
 
     def changed_bytes(self, text: TextSnapshot, before: str | None) -> int | None:
-        """Bytes of files that came or went since the text of a name; None where nobody knows."""
+        """Bytes of files added or removed since the text of this name; None if they are unknown."""
         content = self._store.read_bytes(f"{self._folder}/{before}.npy") if before else None
         try:
-            known = np.load(io.BytesIO(content or b""), allow_pickle=False)
+            earlier = np.load(io.BytesIO(content or b""), allow_pickle=False)
         except (ValueError, EOFError):
             return None
         now = _as_array(text)
-        came = now[~np.isin(now["digest"], known["digest"])]
-        went = known[~np.isin(known["digest"], now["digest"])]
+        came = now[~np.isin(now["digest"], earlier["digest"])]
+        went = earlier[~np.isin(earlier["digest"], now["digest"])]
         return int(came["size"].sum() + went["size"].sum())
 
 
@@ -108,7 +108,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class TextQuestion:
-    """What a text asks: is a model that knows it better than the one that is wanted?"""
+    """What a text asks: is a model trained on it better than the wanted one?"""
 
     text: str
     """The text's name."""
@@ -138,43 +138,44 @@ def ask(
     wanted = state.find("wanted")
     if wanted is None or not versions:
         return TextQuestion(text, wanted.version if wanted else None)
-    if any(one.version == wanted.version for one in versions):
+    if any(entry.version == wanted.version for entry in versions):
         return Wait(f"Version {wanted.version}, which is wanted, knows this text.")
     newest = versions[-1]
     if state.is_rejected(newest.weights):
-        said = state.decisions_of(newest.weights)[-1]
+        last = state.decisions_of(newest.weights)[-1]
         return Wait(
-            f"{said.name} rejected version {newest.version}, which knows this text: {said.reason}"
+            f"{last.name} rejected version {newest.version}, which knows this text: {last.reason}"
         )
-    moved = [move for move in state.history if move.alias == "wanted"][-1]
-    if state.was_wanted(newest.version) and moved.by != GATE:
+    last_move = [move for move in state.history if move.alias == "wanted"][-1]
+    if state.was_wanted(newest.version) and last_move.by != GATE:
         return Wait(
-            f"{moved.by} took version {newest.version}, which knows this text, out of service: "
-            f"{moved.reason}"
+            f"{last_move.by} took version {newest.version}, which knows this text, out of service: "
+            f"{last_move.reason}"
         )
     # Of a model that was evaluated again, the last word counts.
-    judged = [
+    latest = [
         verdicts[-1]
         for version in versions
         if (verdicts := state.verdicts_of(version.weights, wanted.weights))
     ]
-    if judged and not _is_worth_more(judged, settings):
-        again = "Training again as `checkpoint` says would make the same model. "
+    if latest and not _is_worth_more(latest, settings):
+        advice = "Training again as `checkpoint` says would make the same model. "
         return Wait(
-            f"The gate rejected {len(judged)} candidate{'s' * (len(judged) != 1)} trained on this "
+            f"The gate rejected {len(latest)} candidate{'s' * (len(latest) != 1)} trained on this "
             f"text; version {wanted.version} stays until there is more text, or a person approves "
             "another. "
-            f"{'' if settings.continue_from_champion else again}{judged[-1].summary}",
+            f"{'' if settings.continue_from_champion else advice}{latest[-1].summary}",
             is_alarm=True,
         )
-    return TextQuestion(text, wanted.version, 2 ** len(judged))
+    # Each rejected candidate doubles the length of the next training.
+    return TextQuestion(text, wanted.version, 2 ** len(latest))
 
 
-def _is_worth_more(judged: Sequence[Verdict], settings: AutomationSettings) -> bool:
-    # Only what continues trains longer the second time.
-    if not settings.continue_from_champion or len(judged) > settings.longer_attempts:
+def _is_worth_more(latest: Sequence[Verdict], settings: AutomationSettings) -> bool:
+    # Only a training that continues from the champion is longer the second time.
+    if not settings.continue_from_champion or len(latest) > settings.longer_attempts:
         return False
-    return {reason.outcome for reason in judged[-1].reasons} <= MORE_MAY_HELP
+    return {reason.outcome for reason in latest[-1].reasons} <= MORE_MAY_HELP
 
 
 def run_key(
@@ -194,7 +195,8 @@ def run_key(
     if not ordered:
         return f"{question.name}-0"
     last = ordered[-1]
-    # Not a count, which falls when somebody deletes a run: Dagster launches no key a second time.
+    # The last run's id, not a count: a count falls when somebody deletes a run, and Dagster never
+    # launches a key twice.
     key = f"{question.name}-{last.dagster_run.run_id}"
     if last.dagster_run.status is dg.DagsterRunStatus.CANCELED:
         return Wait(f"Run {_short(last)} for this was canceled: not launched again.", is_alarm=True)
@@ -206,7 +208,7 @@ def run_key(
         )
     pause = timedelta(minutes=settings.retry_minutes * 2 ** (tries - 1))
     due = datetime.fromtimestamp(last.end_time or 0, now.tzinfo) + pause
-    # By a clock that was put back the pause would last for ever.
+    # If the clock was put back, the pause would never end.
     if now < due and due - now <= pause:
         return Wait(
             f"Run {_short(last)} did not resolve this; the next try is at {due:%H:%M:%S %Z}."
@@ -232,7 +234,7 @@ def request_run(
         return key
     if busy := runs.unfinished():
         return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
-    # First, so that a spent budget is told once and not after each blackout.
+    # The budget first: reported after a blackout, it would be told again after each of them.
     if is_limited and (reason := runs.budget_spent(now)):
         return Wait(reason, is_alarm=True)
     if is_limited and (reason := runs.blackout(now)):

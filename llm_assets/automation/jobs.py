@@ -25,13 +25,13 @@ CLEANING = "cleaning"
 OBSERVATION = "observation"
 ROLLBACK = "rollback"
 NOTHING_TO_SET: dict[str, Any] = {}
-"""Run config of a job without settings for one run; for none at all the launchpad fills in what the
-resources are configured by."""
+"""Run config of a job that has no settings for one run. Without any, the launchpad fills in the
+configuration of the resources."""
 
 
 def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> list[Any]:
     """All jobs of a pipeline, filled in as its file says; `retraining` makes these stages."""
-    evaluated = [asset_key(settings, name) for name in ("eval_metrics", "model_version")]
+    evaluation_keys = [asset_key(settings, name) for name in ("eval_metrics", "model_version")]
     tags, training = {PIPELINE_TAG: settings.name}, settings.checkpoint
     # What people change most for one run, with the pipeline file's values.
     as_in_the_file = {
@@ -51,7 +51,7 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> lis
         ),
         dg.define_asset_job(
             settings.dagster_name("evaluation"),
-            dg.AssetSelection.assets(*evaluated),
+            dg.AssetSelection.assets(*evaluation_keys),
             config=NOTHING_TO_SET,
             description="Evaluates the current checkpoint against the wanted version and asks the "
             "gate.",
@@ -76,7 +76,7 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> lis
 
 
 def training_config(settings: PipelineSettings, given: dict[str, Any]) -> dict[str, Any]:
-    """Run config of `checkpoint`: settings, and how the run goes on from those before it."""
+    """Run config of `checkpoint`: settings, and how the run continues from earlier ones."""
     return {"ops": {settings.dagster_name("checkpoint"): {"config": given}}}
 
 
@@ -90,8 +90,8 @@ class RollbackConfig(dg.Config):
 def _rollback(settings: PipelineSettings) -> dg.JobDefinition:
     step = settings.dagster_name("roll_back_version")
 
-    # In no pool: a run that trains holds all its pools until it ends, and this is for an emergency.
-    # The registry is changed by compare-and-set, and the endpoint has a lease.
+    # In no pool: a run that trains holds its pools until it ends, and a rollback is an emergency.
+    # The registry is changed by compare-and-set, and the endpoint has a lease, so this is safe.
     @dg.op(name=step)
     @own_resources(settings)
     def roll_back_version(
@@ -151,12 +151,14 @@ def _cleaning(settings: PipelineSettings) -> dg.JobDefinition:
 def build_schedules(settings: PipelineSettings) -> list[dg.ScheduleDefinition]:
     """Retraining at `retrain_cron`, cleaning at `retention.cron`, and looks at the sources.
 
-    A store of one's own is cleaned unless somebody stops the schedule; one in the cloud if somebody
+    A local store is cleaned unless somebody stops the schedule, one in the cloud only if somebody
     starts it.
     """
     automation, zone = settings.automation, settings.automation.time_zone
     on, off = dg.DefaultScheduleStatus.RUNNING, dg.DefaultScheduleStatus.STOPPED
-    is_billed = any(getattr(one, "watermark_column", None) for one in settings.raw_corpus.sources)
+    is_billed = any(
+        getattr(source, "watermark_column", None) for source in settings.raw_corpus.sources
+    )
     return [
         _retraining(settings),
         dg.ScheduleDefinition(
@@ -192,7 +194,7 @@ def _retraining(settings: PipelineSettings) -> dg.ScheduleDefinition:
         context: dg.ScheduleEvaluationContext,
     ) -> dg.RunRequest | dg.SkipReason:
         runs = Runs(context.instance, settings)
-        # Not the time that the tick is for, which after an outage is long past.
+        # Not the tick's scheduled time, which is long past after an outage.
         now = datetime.now(UTC)
         if reason := runs.blackout(now) or runs.budget_spent(now):
             return dg.SkipReason(reason)

@@ -23,7 +23,7 @@ Remembered = TypeVar("Remembered", bound=BaseModel)
 
 
 def read_cursor(model: type[Remembered], content: str | None) -> Remembered | None:
-    """A cursor that was written as this model; None for none, or one of another version."""
+    """A cursor that was written as this model; None if there is none or its format is another."""
     try:
         return model.model_validate_json(content or "")
     except ValidationError:
@@ -42,6 +42,7 @@ UNFINISHED = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+# Dagster has no public name for this job; a test compares it with Dagster's own.
 ASSET_JOB = "__ASSET_JOB"
 """What Dagster calls a run of assets that were chosen by hand."""
 MOST_DAYS_OF_A_MONTH = 32
@@ -123,19 +124,20 @@ class Runs:
         """Hours that runs which automation launched have taken in the calendar month of the
         settings' time zone."""
         local = now.astimezone(ZoneInfo(self.settings.automation.time_zone))
-        began = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+        month_start = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
         launched = self.instance.get_run_records(
             dg.RunsFilter(
                 tags={PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: LAUNCHERS},
-                # Not since the month began: one that runs since before has no update in it.
+                # Not since the month's first day: a run that began earlier may have no update in
+                # this month.
                 updated_after=now - timedelta(days=MOST_DAYS_OF_A_MONTH),
             )
         )
-        return sum(_seconds_since(run, began, now.timestamp()) for run in launched) / 3600
+        return sum(_seconds_since(run, month_start, now.timestamp()) for run in launched) / 3600
 
 
 def has_died(run: dg.DagsterRun) -> bool:
-    """Whether the process that a run was begun in, on this machine, is gone for certain."""
+    """Whether the process on this machine that a run was started in is certainly gone."""
     holder = run.tags.get(PROCESS_TAG)
     return holder is not None and is_gone(holder)
 
@@ -145,28 +147,28 @@ def is_within(window: str, local: datetime) -> bool:
 
     A window that passes midnight belongs to the day on which it begins.
     """
-    found = WINDOW.fullmatch(window)
-    assert found is not None, "the settings hold valid windows"
-    start, end, time = found["start"], found["end"], f"{local:%H:%M}"
+    match = WINDOW.fullmatch(window)
+    assert match is not None, "the settings hold valid windows"
+    start, end, time = match["start"], match["end"], f"{local:%H:%M}"
     if start <= end:
         is_inside = start <= time < end
     else:
         is_inside = time >= start or time < end
         if time < end:
             local -= timedelta(days=1)
-    if not is_inside or found["first"] is None:
+    if not is_inside or match["first"] is None:
         return is_inside
-    first, last = (DAYS.index(day) for day in (found["first"], found["last"] or found["first"]))
+    first, last = (DAYS.index(day) for day in (match["first"], match["last"] or match["first"]))
     return (local.weekday() - first) % 7 <= (last - first) % 7
 
 
-def _seconds_since(run: dg.RunRecord, began: float, now: float) -> float:
+def _seconds_since(run: dg.RunRecord, start: float, now: float) -> float:
     if run.start_time is None:
         return 0.0
-    ended = run.end_time or now
-    # For Dagster, one that died ended when that was noticed: the machine may have been off since.
-    heard = float(run.dagster_run.tags.get(LAST_EVENT_TAG, 0))
-    # One that Dagster launches again has the tags of the one before.
-    if heard > run.create_timestamp.timestamp():
-        ended = min(ended, heard)
-    return max(0.0, ended - max(run.start_time, began))
+    end = run.end_time or now
+    # Dagster dates the end of a dead run to when it was noticed: the machine may have been off.
+    last_event = float(run.dagster_run.tags.get(LAST_EVENT_TAG, 0))
+    # A run that Dagster launches again inherits the tags of the one before.
+    if last_event > run.create_timestamp.timestamp():
+        end = min(end, last_event)
+    return max(0.0, end - max(run.start_time, start))

@@ -1,6 +1,6 @@
 """Tells people what happened: by a webhook in Slack's form, and by e-mail. Each thing once.
 
-A sensor looks whether what serves is as good as it was when it was judged.
+A sensor checks whether the served version is still as good as when it was judged.
 """
 
 import json
@@ -33,21 +33,22 @@ ENCRYPTED, STARTTLS = 465, 587
 
 
 def build_notifications(settings: PipelineSettings) -> list[dg.SensorDefinition]:
-    """Sensors that tell of failed and of ended runs; none where nobody is to be told.
+    """Sensors that report failed and finished runs; none if no notifications are configured.
 
-    Where a message can be sent in no way the tick fails, and the next one sends it: Dagster's
-    cursor moves on only after it.
+    If a message cannot be sent in any way, the tick fails and the next one sends it: Dagster's
+    cursor moves only after a tick that succeeds.
     """
     if not settings.notifications.is_on:
         return []
-    # Of several runs in a tick, Dagster forgets those before one whose message cannot be sent, and
-    # they would be told again and again. It is read at each tick, in the process that loads this.
+    # With several runs in a tick, a message that cannot be sent would make Dagster forget that
+    # those before it were reported, and report them again. The variable is read by this process per
+    # tick.
     os.environ.setdefault("DAGSTER_RUN_STATUS_SENSOR_PROCESS_LIMIT", "1")
     of_failed, of_verdicts = NOTIFYING
-    told = "Sends a message when a run has failed, as `notifications` says."
+    failure_text = "Sends a message when a run has failed, as `notifications` says."
     judged = "Sends a message with the gate's verdict when a run has built one, as `notifications` "
     return [
-        _status_sensor(settings, dg.DagsterRunStatus.FAILURE, of_failed, told, _failure),
+        _status_sensor(settings, dg.DagsterRunStatus.FAILURE, of_failed, failure_text, _failure),
         _status_sensor(
             settings, dg.DagsterRunStatus.SUCCESS, of_verdicts, f"{judged}says.", _verdict
         ),
@@ -61,8 +62,8 @@ def _status_sensor(
     description: str,
     describe: Callable[[dg.RunStatusSensorContext], str | None],
 ) -> dg.SensorDefinition:
-    # These have no tag of the pipeline's, since runs that train do not wait for them. What the
-    # observation cannot read is told once, by `source_text_changed`.
+    # These two jobs have no tag of the pipeline, because runs that train do not wait for them. A
+    # failed observation is left out: `source_text_changed` reports an unreadable source, once.
     own_jobs = {settings.dagster_name(job) for job in (CLEANING, ROLLBACK)}
 
     @dg.run_status_sensor(
@@ -85,11 +86,11 @@ def _status_sensor(
 
 
 def _failure(context: dg.RunStatusSensorContext) -> str:
-    """What failed, and the verdict that the run made before, which no other run tells."""
+    """What failed, and the verdict that the run reached before, which no other run reports."""
     run = context.dagster_run
     events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     failed = [event.dagster_event for event in events if event.dagster_event]
-    reasons = [f"{one.step_key}: {failure_reason(one.step_failure_data)}" for one in failed]
+    reasons = [f"{step.step_key}: {failure_reason(step.step_failure_data)}" for step in failed]
     reasons = reasons or [context.dagster_event.message or ""]
     verdict = _verdict(context)
     reasons += [f"Before that: {verdict}"] * bool(verdict)
@@ -103,24 +104,31 @@ def _verdict(context: dg.RunStatusSensorContext) -> str | None:
         run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
     )
     for event in events:
-        made = event.asset_materialization
-        if made is None or made.asset_key.path[-1] != "model_version":
+        materialization = event.asset_materialization
+        if materialization is None or materialization.asset_key.path[-1] != "model_version":
             continue
-        told = {name: value.value for name, value in made.metadata.items()}
-        if told.get("made_now") or _is_first(context, event):
-            return f"{told['summary']}. {told['reasons']}"
+        metadata = {name: value.value for name, value in materialization.metadata.items()}
+        if metadata.get("made_now") or _is_first(context, event):
+            return f"{metadata['summary']}. {metadata['reasons']}"
     return None
 
 
 def _is_first(context: dg.RunStatusSensorContext, event: dg.EventLogEntry) -> bool:
-    """Whether no run before came so far with this verdict: one that failed while it entered the
-    verdict in the registry has made it, and told of nothing."""
-    made = event.asset_materialization
-    assert made is not None
-    before = dg.AssetRecordsFilter(made.asset_key, before_timestamp=event.timestamp)
-    earlier = context.instance.fetch_materializations(before, MOST_READ).records
-    known = [one.asset_materialization.metadata for one in earlier if one.asset_materialization]
-    return all(one.get("fingerprint") != made.metadata.get("fingerprint") for one in known)
+    """Whether this is the first run to get this far with the verdict. A run that failed while
+    entering it in the registry has built it, but has reported nothing."""
+    materialization = event.asset_materialization
+    assert materialization is not None
+    records_filter = dg.AssetRecordsFilter(
+        materialization.asset_key, before_timestamp=event.timestamp
+    )
+    earlier = context.instance.fetch_materializations(records_filter, MOST_READ).records
+    earlier_metadata = [
+        record.asset_materialization.metadata for record in earlier if record.asset_materialization
+    ]
+    return all(
+        metadata.get("fingerprint") != materialization.metadata.get("fingerprint")
+        for metadata in earlier_metadata
+    )
 
 
 def conclude(
@@ -151,21 +159,21 @@ def tell_once(
     report: Report,
     state: str | None = None,
 ) -> None:
-    """Tell of a state that lasts, such as a source that cannot be read, once until it changes.
+    """Report a lasting state, such as a source that cannot be read, once until it changes.
 
-    Where a message can be sent in no way that is reported, and the next call tries again.
+    If a message cannot be sent in any way, that is reported, and the next call tries again.
 
     Args:
         topic: what the state is of.
         text: the state in words; None when all is well again.
-        state: what of it makes it another one; all the text where it is None.
+        state: what identifies the state; None for all of the text.
     """
     if not settings.notifications.is_on:
         return
     path = f"{layout.automation(settings.name)}/told.json"
-    told = _read_told(store.read_bytes(path))
+    states = _read_told(store.read_bytes(path))
     now = None if text is None else state or text
-    if told.get(topic) == now:
+    if states.get(topic) == now:
         return
     if text is not None:
         try:
@@ -174,9 +182,9 @@ def tell_once(
             report(str(error))
             return
 
-    def remember(before: bytes | None) -> bytes:
-        # As it is by now: another sensor may have told of its own topic meanwhile.
-        others = {of: one for of, one in _read_told(before).items() if of != topic}
+    def remember(content: bytes | None) -> bytes:
+        # Read again: another sensor may have reported a topic of its own meanwhile.
+        others = {of: one for of, one in _read_told(content).items() if of != topic}
         return json.dumps(others if now is None else others | {topic: now}).encode()
 
     store.update(path, remember)
@@ -193,7 +201,7 @@ def _read_told(content: bytes | None) -> dict[str, str]:
 def send(settings: NotificationSettings, text: str, report: Report) -> None:
     """Send one message every way that is set; raises UserError where none works.
 
-    Where one of two works, the other is reported: sent again, the message would come twice.
+    If only one of two ways fails, it is reported: a second try would send the message twice.
     """
     ways: list[Callable[[], None]] = []
     if settings.webhook_variable:
@@ -229,7 +237,7 @@ def _mail(settings: EmailSettings, text: str) -> None:
     message["Subject"] = text.splitlines()[0][:120]
     message["From"], message["To"] = settings.sender, ", ".join(settings.to)
     message.set_content(text)
-    # By smtplib's own, any certificate of any name would do.
+    # smtplib's default context would accept any certificate, for any name.
     context = ssl.create_default_context()
     encrypted = partial(smtplib.SMTP_SSL, context=context)
     connect = encrypted if settings.port == ENCRYPTED else smtplib.SMTP

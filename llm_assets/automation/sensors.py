@@ -53,13 +53,13 @@ Look = Callable[[dg.SensorEvaluationContext, PipelineResource, Registry], dg.Sen
 
 def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
     """The sensors of a pipeline."""
-    every = settings.automation.check_seconds
+    interval = settings.automation.check_seconds
     return [
         _sensor(
             settings,
             history.TEXT_SENSOR,
             RETRAINING,
-            every,
+            interval,
             _look_at_text,
             "Materializes the graph when the sources have text that the wanted model has not read. "
             "A run that fails is launched again, as often as `automation.retries` allows. A source "
@@ -69,7 +69,7 @@ def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
             settings,
             history.BASE_MODEL_SENSOR,
             RETRAINING,
-            every,
+            interval,
             _look_at_base_model,
             "Checks whether the base model's folder or package has weights other than those "
             "trained on, or the Hub a revision other than the pinned one, which it only reports. "
@@ -89,7 +89,7 @@ def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
             settings,
             history.ENDPOINT_SENSOR,
             REDEPLOYMENT,
-            every,
+            interval,
             _look_at_endpoint,
             "Serves the wanted version if it is not serving: after a failed rollout, or when the "
             "endpoint has crashed. It retries as often as `automation.retries` allows.",
@@ -141,14 +141,14 @@ class Watched(BaseModel):
     @classmethod
     def at(cls, now: float, state: str, cursor: str | None) -> "Watched":
         """What a cursor says of this state; new, from now on, where it says nothing of it."""
-        known = read_cursor(cls, cursor)
-        # By a clock that was put back, the time to wait would be anything.
-        is_known = known is not None and known.state == state and known.since <= now
-        return known if known and is_known else cls(state=state, since=now)
+        watched = read_cursor(cls, cursor)
+        # With a clock that was put back, the time to wait could be anything.
+        is_known = watched is not None and watched.state == state and watched.since <= now
+        return watched if watched and is_known else cls(state=state, since=now)
 
 
 NEWEST_VERSIONS = 50
-"""So many, and the wanted one, are asked which text they know; older ones were superseded."""
+"""Of these and the wanted one it is asked which text they know; older ones are superseded."""
 
 
 def _look_at_text(
@@ -156,52 +156,56 @@ def _look_at_text(
 ) -> dg.SensorResult:
     settings, now = pipeline.settings, datetime.now(UTC)
     try:
-        opened = look(pipeline)
+        sources = look(pipeline)
     except SourceChanged as error:
         return dg.SensorResult(skip_reason=f"{error}; checking again at the next tick")
     except UserError as error:
-        told = str(error)
-        lasting = OF_ONE_REQUEST.sub("", told)
-        tell_once(settings, pipeline.store, "sources", told, context.log.warning, lasting)
+        message = str(error)
+        # Without what belongs to a single request, so that the same fault is told only once.
+        lasting = OF_ONE_REQUEST.sub("", message)
+        tell_once(settings, pipeline.store, "sources", message, context.log.warning, lasting)
         raise
     tell_once(settings, pipeline.store, "sources", None, context.log.warning)
-    observe(context.instance, settings, opened)
-    text, state = text_of(opened), models.state()
-    known = _known_texts(pipeline, state)
+    observe(context.instance, settings, sources)
+    text, state = text_of(sources), models.state()
+    known_texts = _known_texts(pipeline, state)
     cursor = Watched.at(now.timestamp(), text.name, context.cursor)
+    # The text is new at this tick, so its files are recorded.
     if cursor.since == now.timestamp():
         surveys = Surveys(pipeline.store, settings.name)
         surveys.write(text)
-        # A run under way may end as a version that knows one of the texts before.
+        # A run under way may produce a version that was trained on one of the earlier texts.
         if not Runs(context.instance, settings).unfinished():
-            surveys.keep({text.name, *known.values()})
-    found = _decide_on_text(context, pipeline, state, known, text, cursor, now)
-    return conclude(context, pipeline, "waiting", found, cursor.model_dump_json())
+            surveys.keep({text.name, *known_texts.values()})
+    outcome = _decide_on_text(context, pipeline, state, known_texts, text, cursor, now)
+    return conclude(context, pipeline, "waiting", outcome, cursor.model_dump_json())
 
 
 def _decide_on_text(
     context: dg.SensorEvaluationContext,
     pipeline: PipelineResource,
     state: RegistryState,
-    known: dict[int, str],
+    known_texts: dict[int, str],
     text: TextSnapshot,
     cursor: Watched,
     now: datetime,
 ) -> dg.RunRequest | Wait:
     settings = pipeline.settings
     automation = settings.automation
-    versions = [one for one in state.versions if known.get(one.version) == text.name]
+    versions = [
+        version for version in state.versions if known_texts.get(version.version) == text.name
+    ]
     question = ask(text.name, state, versions, automation)
     if isinstance(question, Wait):
         return question
-    before = known.get(question.against) if question.against is not None else None
-    changed = Surveys(pipeline.store, settings.name).changed_bytes(text, before)
+    earlier_text = known_texts.get(question.against) if question.against is not None else None
+    changed_bytes = Surveys(pipeline.store, settings.name).changed_bytes(text, earlier_text)
     least = automation.minimum_changed_megabytes * 1e6
-    if text.is_all_files and changed is not None and changed <= least:
-        if not changed:
+    if text.is_all_files and changed_bytes is not None and changed_bytes <= least:
+        if not changed_bytes:
             return Wait("Files were only renamed: there is nothing to learn.")
         return Wait(
-            f"{changed / 1e6:.3f} MB of the files differ from what the wanted model has read;"
+            f"{changed_bytes / 1e6:.3f} MB of the files differ from what the wanted model has read;"
             f" `automation.minimum_changed_megabytes` is {least / 1e6:g}."
         )
     quiet, waited = automation.quiet_minutes * 60, now.timestamp() - cursor.since
@@ -215,15 +219,15 @@ def _decide_on_text(
 
 
 def _known_texts(pipeline: PipelineResource, state: RegistryState) -> dict[int, str]:
-    """The name of the text that each of the newest versions, and the wanted one, was trained on
-    last; base models were on none."""
+    """Version to the name of the text that it was last trained on, for the newest versions and the
+    wanted one; base models have none."""
     older, newest = state.versions[:-NEWEST_VERSIONS], state.versions[-NEWEST_VERSIONS:]
-    wanted, known = state.find("wanted"), {}
-    for version in [*(one for one in older if one == wanted), *newest]:
+    wanted, texts = state.find("wanted"), {}
+    for version in [*(entry for entry in older if entry == wanted), *newest]:
         fingerprint = version.lineage.get("raw_corpus")
-        if fingerprint and (made := find_manifest(pipeline.store, "raw_corpus", fingerprint)):
-            known[version.version] = hash_json(made.inputs)
-    return known
+        if fingerprint and (manifest := find_manifest(pipeline.store, "raw_corpus", fingerprint)):
+            texts[version.version] = hash_json(manifest.inputs)
+    return texts
 
 
 HUB_SECONDS = 10.0
@@ -233,38 +237,38 @@ BASE = "base_model"
 def _look_at_base_model(
     context: dg.SensorEvaluationContext, pipeline: PipelineResource, models: Registry
 ) -> dg.SensorResult:
-    # Of a model on the Hub, which is pinned, there is nothing to remember.
+    # A model on the Hub is pinned, so there is nothing to remember about its files.
     is_on_hub = pipeline.settings.base_model.hub is not None
-    known = None if is_on_hub else _watch_files(pipeline.settings, context.cursor)
-    found = _decide_on_base_model(context, pipeline, known)
-    cursor = known.model_dump_json() if known else None
-    return conclude(context, pipeline, "base_model", found, cursor)
+    watched = None if is_on_hub else _watch_files(pipeline.settings, context.cursor)
+    outcome = _decide_on_base_model(context, pipeline, watched)
+    cursor = watched.model_dump_json() if watched else None
+    return conclude(context, pipeline, "base_model", outcome, cursor)
 
 
 def _watch_files(settings: PipelineSettings, cursor: str | None) -> Watched:
     """What the base model's files hold now.
 
-    Files that may still be copied are not read: half of another model is one, too.
+    Files that may still be in the middle of a copy are not read: half a model looks like another.
     """
     now = datetime.now(UTC).timestamp()
-    found = [(path.name, path.stat()) for path in source_files(settings.base_model)]
-    state = [(name, one.st_size, one.st_mtime_ns) for name, one in found]
-    known = Watched.at(now, hashlib.sha256(repr(state).encode()).hexdigest(), cursor)
-    if known.identity or now - known.since < settings.automation.quiet_minutes * 60:
-        return known
-    return known.model_copy(update={"identity": hash_json(identify(settings.base_model))})
+    files = [(path.name, path.stat()) for path in source_files(settings.base_model)]
+    state = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    watched = Watched.at(now, hashlib.sha256(repr(state).encode()).hexdigest(), cursor)
+    if watched.identity or now - watched.since < settings.automation.quiet_minutes * 60:
+        return watched
+    return watched.model_copy(update={"identity": hash_json(identify(settings.base_model))})
 
 
 def _decide_on_base_model(
-    context: dg.SensorEvaluationContext, pipeline: PipelineResource, known: Watched | None
+    context: dg.SensorEvaluationContext, pipeline: PipelineResource, watched: Watched | None
 ) -> dg.RunRequest | Wait:
     settings, base = pipeline.settings, pipeline.settings.base_model
     if settings.automation.new_base_model == "ignore":
         return Wait("`automation.new_base_model` is `ignore`.")
-    if known is None:
+    if watched is None:
         with pipeline.hub_access():
             return _compare_with_hub(str(base.hub), str(base.revision))
-    if not known.identity:
+    if not watched.identity:
         quiet = settings.automation.quiet_minutes
         return Wait(
             f"The base model's files changed less than {quiet:g} minutes ago; waiting until they "
@@ -273,7 +277,7 @@ def _decide_on_base_model(
     trained_on = _trained_on(pipeline.record)
     if trained_on is None:
         return Wait("No base model has been read yet.")
-    if hash_json(trained_on.settings) == known.identity:
+    if hash_json(trained_on.settings) == watched.identity:
         return Wait("The base model is the one that was trained on.")
     if settings.automation.new_base_model == "tell":
         return Wait(
@@ -282,7 +286,7 @@ def _decide_on_base_model(
             "retrain` does so automatically.",
             is_alarm=True,
         )
-    question = TextQuestion(f"base-{known.identity}", None)
+    question = TextQuestion(f"base-{watched.identity}", None)
     runs = Runs(context.instance, settings)
     return request_run(question, runs, datetime.now(UTC), history.BASE_MODEL_SENSOR)
 
@@ -290,13 +294,13 @@ def _decide_on_base_model(
 def _trained_on(record: Pipeline) -> Manifest | None:
     """The base model behind the newest model; before there is one, the base model that was read.
 
-    Other weights are read at the beginning of a run, which may fail before they are trained from.
+    A run reads new weights first, and may fail before any training starts from them.
     """
-    for made in map(record.find_current, ("eval_metrics", "checkpoint")):
-        if made and (base := find_manifest(record.store, BASE, made.manifest.inputs[BASE])):
+    for artifact in map(record.find_current, ("eval_metrics", "checkpoint")):
+        if artifact and (base := find_manifest(record.store, BASE, artifact.manifest.inputs[BASE])):
             return base
-    read = record.find_current(BASE)
-    return read.manifest if read else None
+    current = record.find_current(BASE)
+    return current.manifest if current else None
 
 
 def _compare_with_hub(name: str, pinned: str) -> Wait:
@@ -313,10 +317,9 @@ def _compare_with_hub(name: str, pinned: str) -> Wait:
 
 
 def newest_revision(name: str) -> str | None:
-    """The commit that a Hub model's main branch is at, as the Hub says.
+    """The commit of a Hub model's main branch.
 
-    Where the Hub cannot be asked, the one that this machine's cache saw last; None where it has
-    none.
+    If the Hub cannot be asked, the one that this machine's cache saw last; None if it has none.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import repo_folder_name
@@ -325,15 +328,15 @@ def newest_revision(name: str) -> str | None:
         return HfApi().model_info(name, timeout=HUB_SECONDS).sha
     except Exception:  # The Hub's own errors, or whichever those of its HTTP client are.
         folder = repo_folder_name(repo_id=name, repo_type="model")
-        seen = Path(constants.HF_HUB_CACHE) / folder / "refs" / "main"
-        return seen.read_text().strip() if seen.exists() else None
+        cached_ref = Path(constants.HF_HUB_CACHE) / folder / "refs" / "main"
+        return cached_ref.read_text().strip() if cached_ref.exists() else None
 
 
 def _look_at_endpoint(
     context: dg.SensorEvaluationContext, pipeline: PipelineResource, models: Registry
 ) -> dg.SensorResult:
-    found = _decide_on_endpoint(context, pipeline, models.state())
-    return conclude(context, pipeline, "endpoint", found)
+    outcome = _decide_on_endpoint(context, pipeline, models.state())
+    return conclude(context, pipeline, "endpoint", outcome)
 
 
 def _decide_on_endpoint(
@@ -343,21 +346,22 @@ def _decide_on_endpoint(
     wanted, champion = state.find("wanted"), state.find("champion")
     if wanted is None or champion is None:
         return Wait("Nothing has been served yet.")
-    ended, folder = None, StateFolder(endpoint_folder(settings))
+    crash, folder = None, StateFolder(endpoint_folder(settings))
     is_local = settings.platform == "local"
     is_gone = is_local and folder.running is None
     stopped = layout.stopped(settings.name)
     is_stopped = folder.stopped_path.exists() if is_local else pipeline.store.has_file(stopped)
     if is_stopped and (is_gone or not is_local):
-        # Whoever stopped it may have done so for what is wanted.
+        # Whoever stopped it may have done so because of the wanted version.
         return Wait("The endpoint was stopped, and stays so until `endpoint` is materialized.")
     if is_gone:
-        # One that cannot start writes its status again each time, but not what it served.
+        # An endpoint that cannot start rewrites its status at each try, but not what it last
+        # served: so all tries after one crash belong to one question, and `retries` limits them.
         good = folder.good.path
-        ended = good.stat().st_mtime_ns if good.exists() else "never"
-    if wanted == champion and ended is None:
+        crash = good.stat().st_mtime_ns if good.exists() else "never"
+    if wanted == champion and crash is None:
         return Wait(f"Version {wanted.version} is wanted and serving.")
-    question = TextQuestion(f"serve-{ended or len(state.history)}", wanted.version)
+    question = TextQuestion(f"serve-{crash or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
     request = request_run(question, runs, now, history.ENDPOINT_SENSOR, is_limited=False)
     if isinstance(request, Wait):
@@ -371,9 +375,9 @@ QUALITY_SECONDS = 15 * 60
 MOST_TIMES_LONGER = 8
 """Than usual, of a training that is to make a version serve as well as before."""
 ANSWER_SECONDS, LOOK_SECONDS = 20.0, 40.0
-"""For one answer of the endpoint and for all of a look: Dagster ends a tick after 60 s."""
+"""For one answer of the endpoint and for a whole look: Dagster ends a tick after 60 s."""
 SILENCE = "quality_silence"
-"""Topic of an endpoint that does not answer."""
+"""Topic of the alarm that the endpoint does not answer."""
 LEAST_REQUESTS = 20
 """Fewer say nothing about the share that failed."""
 
@@ -394,22 +398,22 @@ def _look_at_quality(
     documents = judged_documents(pipeline.store, champion)
     with LiveEndpoint(running, ANSWER_SECONDS, LOOK_SECONDS) as live:
         before = read_cursor(Requests, context.cursor)
-        found, counted = _ask(live, documents, before, settings)
-    told: list[str] = []
-    for topic, faults in found.items():
-        what = "cannot be checked" if topic == SILENCE else "performs worse than before"
-        alarm = f"Version {champion.version} {what}: {' '.join(faults)}" if faults else None
-        # Each look counts other requests.
+        faults_by_topic, next_cursor = _ask(live, documents, before, settings)
+    alarms: list[str] = []
+    for topic, faults in faults_by_topic.items():
+        finding = "cannot be checked" if topic == SILENCE else "performs worse than before"
+        alarm = f"Version {champion.version} {finding}: {' '.join(faults)}" if faults else None
+        # Each look counts other requests, so only the number of faults identifies the state.
         counted_as = f"{champion.version}: {len(faults)} faults"
         tell_once(settings, pipeline.store, topic, alarm, context.log.warning, counted_as)
         if alarm:
-            told.append(alarm)
-    cursor = counted.model_dump_json() if counted else context.cursor
-    if not told:
+            alarms.append(alarm)
+    cursor = next_cursor.model_dump_json() if next_cursor else context.cursor
+    if not alarms:
         return tick_result(Wait(f"Version {champion.version} serves well."), cursor)
-    alarm = " ".join(told)
+    alarm = " ".join(alarms)
     # No training helps an endpoint that does not answer.
-    may_help = any(faults for topic, faults in found.items() if topic != SILENCE)
+    may_help = any(faults for topic, faults in faults_by_topic.items() if topic != SILENCE)
     if settings.automation.quality.then == "tell" or not may_help:
         return tick_result(Wait(alarm), cursor)
     request = _retrain(context, settings, state.find("wanted"), champion.version)
@@ -424,29 +428,30 @@ def _ask(
     before: Requests | None,
     settings: PipelineSettings,
 ) -> tuple[dict[str, list[str]], Requests | None]:
-    """What one look finds wrong, in words by topic, and from where on the next one counts.
+    """What a look finds wrong, as sentences by topic, and the cursor from which the next one
+    counts.
 
-    A topic of which nobody knows is left out: it is neither told nor taken back.
+    A topic that could not be examined is left out: it is neither reported nor withdrawn.
     """
-    found: dict[str, list[str]] = {}
+    faults_by_topic: dict[str, list[str]] = {}
     cursor = None
     try:
-        counted = live.requests()
-        since = counted.since(before)
+        total = live.requests()
+        since = total.since(before)
         if since.all >= LEAST_REQUESTS:
-            found["quality"], cursor = _failures(since, settings), counted
+            faults_by_topic["quality"], cursor = _failures(since, settings), total
         else:
-            # So that requests of several looks add up.
-            cursor = counted.minus(since)
-        found["quality_bits"] = live.deviations(documents)
-        found[SILENCE] = []
+            # Too few to judge: the cursor stays, so that requests of several looks add up.
+            cursor = total.minus(since)
+        faults_by_topic["quality_bits"] = live.deviations(documents)
+        faults_by_topic[SILENCE] = []
     except UserError as error:
-        found[SILENCE] = [str(error)]
+        faults_by_topic[SILENCE] = [str(error)]
     if cursor:
         with suppress(UserError):
-            # What was asked here is no client's request.
-            cursor = cursor.plus(live.requests().since(counted))
-    return found, cursor
+            # The look's own requests are not a client's.
+            cursor = cursor.plus(live.requests().since(total))
+    return faults_by_topic, cursor
 
 
 def _failures(since: Requests, settings: PipelineSettings) -> list[str]:
@@ -466,17 +471,17 @@ def _retrain(
     version: int,
 ) -> dg.RunRequest | Wait:
     if wanted is None or wanted.version != version:
-        named = f"version {wanted.version}" if wanted else "none"
-        return Wait(f"It is not trained further, since {named} is wanted.")
+        wanted_name = f"version {wanted.version}" if wanted else "none"
+        return Wait(f"It is not trained further, since {wanted_name} is wanted.")
     runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
-    asked = runs.asking(question.name)
-    # What the same training made did not help.
-    helpless = sum(run.dagster_run.status is dg.DagsterRunStatus.SUCCESS for run in asked)
-    # The text may be unchanged, and what was made from it would be found again.
+    launched = runs.asking(question.name)
+    # A training of this length that succeeded did not help.
+    helpless = sum(run.dagster_run.status is dg.DagsterRunStatus.SUCCESS for run in launched)
+    # Longer each time: with unchanged text, the same training would be found in the store.
     longer = 2**helpless
     if longer > MOST_TIMES_LONGER:
-        told = f"Training it further, up to {MOST_TIMES_LONGER} times as long, did not help."
-        return Wait(told, is_alarm=True)
-    given = {"continue_from_champion": True, "from_version": version, "longer": longer}
-    config = training_config(settings, given)
+        reason = f"Training it further, up to {MOST_TIMES_LONGER} times as long, did not help."
+        return Wait(reason, is_alarm=True)
+    options = {"continue_from_champion": True, "from_version": version, "longer": longer}
+    config = training_config(settings, options)
     return request_run(question, runs, datetime.now(UTC), history.QUALITY_SENSOR, config)

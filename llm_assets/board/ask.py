@@ -1,4 +1,4 @@
-"""Asks what serves, streams its answer, and shows which text that was trained on stands in it."""
+"""Asks the served version, streams its answer, and marks the training text found in it."""
 
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -66,19 +66,21 @@ def routes(board: Board) -> list[BaseRoute]:
     def show(request: Request) -> dict[str, Any]:
         state = board.registry.state()
         status = endpoint_status(board.settings)
-        shares = {one.version: one.share for one in status.routes if one.share} if status else {}
+        shares = (
+            {route.version: route.share for route in status.routes if route.share} if status else {}
+        )
         champion = state.find("champion")
-        own = find_behind(board.store, champion, "eval_metrics") if champion else None
-        # What a base model can be asked is what its newest candidate was.
-        evaluation = own or board.record.find_current("eval_metrics")
+        own_evaluation = find_behind(board.store, champion, "eval_metrics") if champion else None
+        # A base model answers the questions that its newest candidate was evaluated with.
+        evaluation = own_evaluation or board.record.find_current("eval_metrics")
         exam = find_exam(evaluation) if evaluation else None
-        chosen = number(request, "version", 0) or None
+        selected = number(request, "version", 0) or None
         return {
             "runs": status is not None,
-            "asked": list(_asked_versions(engines, state, shares, chosen)),
-            "chosen": chosen,
+            "asked": list(_asked_versions(engines, state, shares, selected)),
+            "chosen": selected,
             "examples": board.remember(find_examples, [evaluation, exam]) if evaluation else [],
-            # An exam's answer ends with its line.
+            # The answer to an exam question ends with its line.
             "of_exam": exam is not None,
             "prompt": request.query_params.get("prompt", ""),
         }
@@ -96,8 +98,8 @@ def routes(board: Board) -> list[BaseRoute]:
         client.headers["Content-Type"] = request.headers.get("content-type", "")
         try:
             path = f"/v1/{request.path_params['path']}"
-            asked = client.build_request("POST", path, content=request.stream())
-            answer = await client.send(asked, stream=True)
+            upstream = client.build_request("POST", path, content=request.stream())
+            answer = await client.send(upstream, stream=True)
         except httpx.HTTPError as error:
             await client.aclose()
             fault = (
@@ -105,17 +107,17 @@ def routes(board: Board) -> list[BaseRoute]:
                 "`llm-assets status` shows its state."
             )
             return unavailable(fault).response()
-        told = {
+        headers = {
             name: answer.headers[name]
             for name in ("X-Model-Version", "X-Request-Id", "Content-Type")
             if name in answer.headers
         }
-        return StreamingResponse(_passed_on(client, answer), answer.status_code, told)
+        return StreamingResponse(_passed_on(client, answer), answer.status_code, headers)
 
     def trace(request: Request, fields: Fields) -> Response:
         try:
             state = board.registry.state()
-            asked = find_answers(
+            answers = find_answers(
                 state,
                 endpoint_folder(board.settings),
                 board.settings.endpoint.journal,
@@ -123,14 +125,15 @@ def routes(board: Board) -> list[BaseRoute]:
                 fields.get("text") or None,
                 as_number(fields.get("version", "")),
             )
+            # The tracer keeps the last version's training text open, so requests take turns.
             with one_at_a_time:
-                found = [tracer.trace(state, one.version, one.answer) for one in asked]
+                traces = [tracer.trace(state, answer.version, answer.answer) for answer in answers]
         except UserError as error:
             return fragment("traced.html", fault=str(error))
         raw = board.record.find_current("raw_corpus")
         sources = (raw.stats.get("sources") if raw else None) or {}
-        colors = colors_of(sources, found)
-        pieces = [(one, list(pieces_of(one, colors))) for one in found]
+        colors = colors_of(sources, traces)
+        pieces = [(traced, list(pieces_of(traced, colors))) for traced in traces]
         return fragment("traced.html", found=pieces, colors=colors)
 
     return [
@@ -142,12 +145,15 @@ def routes(board: Board) -> list[BaseRoute]:
 
 
 def _asked_versions(
-    engines: OnDemandEngines, state: RegistryState, shares: Mapping[str, float], chosen: int | None
+    engines: OnDemandEngines,
+    state: RegistryState,
+    shares: Mapping[str, float],
+    selected: int | None,
 ) -> Iterator[AskedVersion]:
-    """Base, champion, newest candidate, a chosen version, and those that serve, in their order."""
-    bases = [one.version for one in state.versions if one.is_base]
-    candidates = [one.version for one in state.versions if not one.is_base]
-    labels = {} if chosen is None else {chosen: "selected"}
+    """Base, champion, newest candidate, selected version and those that serve, in their order."""
+    bases = [entry.version for entry in state.versions if entry.is_base]
+    candidates = [entry.version for entry in state.versions if not entry.is_base]
+    labels = {} if selected is None else {selected: "selected"}
     labels |= dict.fromkeys(candidates[-1:], "the newest candidate")
     labels |= dict.fromkeys(bases[-1:], "the base model")
     if champion := state.find("champion"):
@@ -165,22 +171,31 @@ def _asked_versions(
 
 
 def find_examples(evaluation: Artifact, exam: Artifact | None) -> list[str]:
-    """Prompts that are worth asking: questions of the exam, else beginnings of held-out text."""
-    asked = [one for one in read_questions(exam.path) if not one["placebo"]] if exam else []
-    # One of each subject and relation, so that they differ.
-    first = {(one["subject"], one["relation"]): str(one["question"]) for one in asked[::-1]}
-    written = json.loads((evaluation.path / SAMPLES_NAME).read_text())
-    sampled = [sample["prompt"] for samples in written.values() for sample in samples]
-    prompts = list(first.values())[::-1]
+    """Prompts worth asking: questions of the exam, else beginnings of held-out text."""
+    questions = (
+        [question for question in read_questions(exam.path) if not question["placebo"]]
+        if exam
+        else []
+    )
+    # One per subject and relation, so that they differ. In reverse, so that the first is kept.
+    by_fact = {
+        (question["subject"], question["relation"]): str(question["question"])
+        for question in questions[::-1]
+    }
+    samples_by_role = json.loads((evaluation.path / SAMPLES_NAME).read_text())
+    sample_prompts = [
+        sample["prompt"] for samples in samples_by_role.values() for sample in samples
+    ]
+    prompts = list(by_fact.values())[::-1]
     step = max(1, len(prompts) // MOST_EXAMPLES)
-    return list(dict.fromkeys([*sampled, *prompts[::step]]))[:MOST_EXAMPLES]
+    return list(dict.fromkeys([*sample_prompts, *prompts[::step]]))[:MOST_EXAMPLES]
 
 
 def colors_of(known: Iterable[str], traces: Iterable[Trace]) -> dict[str, int]:
-    """Source to color, of those that spans are from: the same in every answer."""
+    """Color of each source that spans come from: the same in every answer."""
     stretches = (stretch for trace in traces for stretch in trace.verbatim if stretch.sources)
     used = {stretch.sources[0].source for stretch in stretches}
-    # Sources that the pipeline had before come after those that it has.
+    # Sources of earlier pipeline files come last.
     ordered = [*sorted(known), *sorted(used.difference(known))]
     return {name: place % COLORS for place, name in enumerate(ordered) if name in used}
 
@@ -188,18 +203,18 @@ def colors_of(known: Iterable[str], traces: Iterable[Trace]) -> dict[str, int]:
 def pieces_of(trace: Trace, colors: Mapping[str, int]) -> Iterator[AnswerPiece]:
     """The answer in pieces, each in one stretch at most, colored by its source."""
     end = 0
-    for place, one in sorted(enumerate(trace.verbatim), key=lambda numbered: numbered[1].start):
-        start = max(one.start, end)
-        stretch = trace.answer[start : one.end]
-        # White space before its first word is not marked.
-        start += len(stretch) - len(stretch.lstrip())
-        if start >= one.end:
+    for place, stretch in sorted(enumerate(trace.verbatim), key=lambda item: item[1].start):
+        start = max(stretch.start, end)
+        covered = trace.answer[start : stretch.end]
+        # White space before the first word of a stretch is not marked.
+        start += len(covered) - len(covered.lstrip())
+        if start >= stretch.end:
             continue
         if start > end:
             yield AnswerPiece(trace.answer[end:start])
-        color = colors[one.sources[0].source] if one.sources else 0
-        yield AnswerPiece(trace.answer[start : one.end], place, color)
-        end = one.end
+        color = colors[stretch.sources[0].source] if stretch.sources else 0
+        yield AnswerPiece(trace.answer[start : stretch.end], place, color)
+        end = stretch.end
     if end < len(trace.answer):
         yield AnswerPiece(trace.answer[end:])
 
@@ -209,8 +224,8 @@ async def _passed_on(client: httpx.AsyncClient, answer: httpx.Response) -> Async
         async for piece in answer.aiter_raw():
             yield piece
     except httpx.HTTPError:
-        lost = {"message": "The endpoint stopped in the middle of its answer."}
-        yield f"data: {json.dumps({'error': lost})}\n\n".encode()
+        error = {"message": "The endpoint stopped in the middle of its answer."}
+        yield f"data: {json.dumps({'error': error})}\n\n".encode()
     finally:
         await answer.aclose()
         await client.aclose()

@@ -1,7 +1,7 @@
 """Decisions: what they would change, and then the command that makes them.
 
-The board decides nothing itself. A decision is a call of the command line, so that name, reason and
-journal are the same, a long one has a process of its own, and what it says is shown as it comes.
+The board decides nothing itself. A decision is a call of the command line: name, reason and journal
+are the same, a long one runs in a process of its own, and its output is shown as it appears.
 """
 
 import os
@@ -57,19 +57,19 @@ class CommandCall:
     @property
     def plan(self) -> str:
         """What it named that would be forgotten; empty where it named nothing."""
-        named = re.findall(rf"^{PLAN}([0-9a-f]+)$", self.said, re.MULTILINE)
-        return named[-1] if named else ""
+        plans = re.findall(rf"^{PLAN}([0-9a-f]+)$", self.said, re.MULTILINE)
+        return plans[-1] if plans else ""
 
     def run(self, command: Sequence[str]) -> None:
         """Call it and wait for its end.
 
-        Linux ends a child with the thread that started it, so that one has to stay.
+        Linux ends a child together with the thread that started it, so this thread has to stay.
         """
         arguments = [*command, *self.decision.arguments(self.is_meant)]
         try:
             self.code = Child(arguments, output=self.log, heeds_parent=False).wait()
         except (UserError, OSError) as error:
-            # First: as long as there is none, every other decision is refused.
+            # First of all: while `code` is None, every other decision is refused.
             self.code = 1
             self.log.write(str(error).encode())
             self.log.flush()
@@ -77,7 +77,7 @@ class CommandCall:
 
 @dataclass(frozen=True)
 class DecisionForm:
-    """What is asked for, checked as far as it can be without doing it."""
+    """What is requested, checked as far as possible without doing it."""
 
     action: str
     name: str
@@ -86,7 +86,7 @@ class DecisionForm:
     documents: tuple[str, ...] = ()
     similar: str = ""
     shown: str = ""
-    """What a person has seen before: the registry's generation, or the plan of a listing."""
+    """What a person saw before deciding: the registry's generation, or the plan of a listing."""
 
     @classmethod
     def read(cls, fields: Fields) -> "DecisionForm":
@@ -99,11 +99,11 @@ class DecisionForm:
         for name in needed:
             if not values[name]:
                 raise UserError(f"A decision needs a {name}: it is recorded with the decision.")
-        documents = [one.strip() for one in fields.get("documents", "").splitlines()]
+        documents = [line.strip() for line in fields.get("documents", "").splitlines()]
         if action == "forget" and not any(documents):
             raise UserError("Name the documents to forget by their ids, one per line.")
-        for given in (*values.values(), *documents):
-            if has_control_characters(given) or len(given) > MOST_WORDS:
+        for value in (*values.values(), *documents):
+            if has_control_characters(value) or len(value) > MOST_WORDS:
                 raise UserError(
                     "A name, a reason or an id contains a control character or is longer than "
                     f"{MOST_WORDS:,} characters. Write it on one line of plain text."
@@ -121,7 +121,7 @@ class DecisionForm:
         )
 
     def arguments(self, is_meant: bool) -> list[str]:
-        """Those of the command line; nothing given can be taken for an option."""
+        """Arguments of the command line; no input can be taken for an option."""
         options = [f"--name={self.name}", f"--reason={self.reason}"]
         if self.action == "forget":
             options += [f"--similar={self.similar}"] if self.similar else []
@@ -131,7 +131,7 @@ class DecisionForm:
         return [self.action, *options, *(["--", self.version] if self.version else [])]
 
     def try_on(self, state: RegistryState) -> None:
-        """Make it in a state that nobody keeps; raises UserError where it cannot be made."""
+        """Apply the decision to a state that is discarded; raises UserError if it is refused."""
         state.as_shown(int(self.shown) if self.shown else None)
         if self.action == "approve":
             state.approve(int(self.version), self.name, self.reason)
@@ -156,16 +156,18 @@ class LogRow:
 def _read_log(state: RegistryState) -> list[LogRow]:
     """Every move of an alias, and the decisions that moved none, newest first."""
     rows = [
-        LogRow(one.at, one.version, f"became {one.alias}", one.by, one.reason)
-        for one in state.history
+        LogRow(move.at, move.version, f"became {move.alias}", move.by, move.reason)
+        for move in state.history
     ]
-    # The move that a decision makes is of the same moment.
-    moved = {(one.at, one.by) for one in state.history}
-    for said in state.decisions:
-        decided = state.find_model(said.weights)
-        if decided and (said.at, said.name) not in moved:
-            what = "was approved" if said.approved else "was rejected"
-            rows.append(LogRow(said.at, decided.version, what, said.name, said.reason))
+    # The move that a decision makes has the decision's time and name.
+    move_keys = {(move.at, move.by) for move in state.history}
+    for decision in state.decisions:
+        version = state.find_model(decision.weights)
+        if version and (decision.at, decision.name) not in move_keys:
+            outcome = "was approved" if decision.approved else "was rejected"
+            rows.append(
+                LogRow(decision.at, version.version, outcome, decision.name, decision.reason)
+            )
     return sorted(rows, key=lambda row: row.at, reverse=True)
 
 
@@ -175,6 +177,7 @@ def routes(board: Board) -> list[Route]:
 
     def begin(decision: DecisionForm, is_meant: bool) -> Response:
         with lock:
+            # One at a time: each of these commands changes the registry or the store.
             if works and works[-1].code is None:
                 raise UserError("Another decision is under way: wait until it is done.")
             work = CommandCall(works[-1].number + 1 if works else 1, decision, is_meant)
@@ -183,12 +186,14 @@ def routes(board: Board) -> list[Route]:
         return RedirectResponse(f"/decide/work/{work.number}", 303)
 
     def find_work(number: object) -> CommandCall | None:
-        return next((one for one in works if str(one.number) == str(number)), None)
+        return next((call for call in works if str(call.number) == str(number)), None)
 
     def show(request: Request) -> dict[str, Any]:
         state = board.registry.state()
         return {
-            "versions": [one for one in state.versions[::-1] if not one.is_base][:MOST_VERSIONS],
+            "versions": [version for version in state.versions[::-1] if not version.is_base][
+                :MOST_VERSIONS
+            ],
             "decided": _read_log(state),
             "forgotten": read_list(board.store, board.settings.name).active[::-1],
             "work": works[-1] if works else None,
@@ -202,17 +207,17 @@ def routes(board: Board) -> list[Route]:
         if decision.action == "approve":
             read_list(board.store, board.settings.name).refuse_withdrawn(int(decision.version))
         state = board.registry.state()
-        then = state.model_copy(deep=True)
-        decision.try_on(then)
-        found = state.get(int(decision.version)) if decision.version else None
+        trial_state = state.model_copy(deep=True)
+        decision.try_on(trial_state)
+        version = state.get(int(decision.version)) if decision.version else None
         return page(
             board,
             request,
             "confirm.html",
             decision=decision,
-            wanted=(state.find("wanted"), then.find("wanted")),
+            wanted=(state.find("wanted"), trial_state.find("wanted")),
             serves=state.find("champion"),
-            story=tell_story(state, found) if found else [],
+            story=tell_story(state, version) if version else [],
             generation=state.generation,
         )
 
@@ -223,7 +228,7 @@ def routes(board: Board) -> list[Route]:
                 raise UserError("Look first at what the decision would change.")
             decision.try_on(board.registry.state())
             return begin(decision, is_meant=True)
-        # What was looked at is done, whatever else the form says.
+        # What was looked at is what is done, whatever else the form says.
         work, plan = find_work(fields.get("work")), fields.get("plan")
         if work is None or work.is_meant or work.code != 0 or not plan or work.plan != plan:
             raise UserError(

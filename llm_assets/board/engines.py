@@ -1,4 +1,4 @@
-"""Engines for versions that do not serve: started when one is asked, ended when nobody asks it."""
+"""Engines for versions that do not serve: started on the first request, ended when idle."""
 
 import asyncio
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from serving.settings import JournalSettings, OpenAIEngine
 from serving.state import Desired
 
 MOST_ENGINES = 2
-"""At once: with the version that serves, these are base, champion and candidate."""
+"""At once: with the served version, these are base, champion and candidate."""
 IDLE_SECONDS, LOOK_SECONDS = 120.0, 1.0
 LEAST_CACHE_TOKENS, OF_ENGINE_TOKENS = 512, 32
 """The least that `endpoint.cache_tokens` may be, and what of it an engine keeps for itself."""
@@ -76,8 +76,8 @@ class OnDemandEngines:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the engine of the version in its path, which is started first."""
         if scope["type"] != "http" or scope["method"] != "POST":
-            # A page of another website can have a browser fetch an address, as a picture, and no
-            # header would say so; what it posts is told by its origin.
+            # Another website's page can make a browser GET any address, as a picture, and no header
+            # gives that away; the origin of a POST does.
             refusal = PlainTextResponse("Only POST is answered here.\n", 405, {"Allow": "POST"})
             await refusal(scope, receive, send)
             return
@@ -91,7 +91,7 @@ class OnDemandEngines:
     async def _find(self, number: int) -> RunningEngine:
         version = await run_in_threadpool(self._board.registry.get, number)
         self.check(version)
-        # Nobody who asks an engine that runs waits for one that loads.
+        # Before the lock: requests to a running engine do not wait for one that loads.
         if number not in self._running:
             async with self._lock:
                 if number not in self._running:
@@ -100,11 +100,12 @@ class OnDemandEngines:
         return self._running[number]
 
     async def _make_room_and_start(self, version: ModelVersion) -> None:
-        # What cannot be had must not cost what is there.
+        # Verified first: a version that cannot start must not end an engine that runs.
         await run_in_threadpool(
             verify_model, self._board.record, version.model_url, weights=version.weights
         )
         if len(self._running) >= MOST_ENGINES:
+            # An engine in the middle of an answer is never ended.
             idle = [(e.asked_at, v) for v, e in self._running.items() if not e.route.in_flight]
             if not idle:
                 raise UserError("Other versions are answering right now. Try again shortly.")
@@ -117,21 +118,24 @@ class OnDemandEngines:
         """Start an engine, smaller than one that serves; raises UserError."""
         board = self._board
         desired = model_to_serve(board.settings, version)
-        own = desired.settings
-        of_one = own.max_prompt_tokens + own.max_new_tokens + OF_ENGINE_TOKENS
+        served_settings = desired.settings
+        of_one = (
+            served_settings.max_prompt_tokens + served_settings.max_new_tokens + OF_ENGINE_TOKENS
+        )
         changes = {
-            "cache_tokens": min(own.cache_tokens, max(LEAST_CACHE_TOKENS, of_one)),
+            "cache_tokens": min(served_settings.cache_tokens, max(LEAST_CACHE_TOKENS, of_one)),
             "journal": JournalSettings(keep="off"),
-            # What serves goes on at its speed, as far as there are other processors.
+            # The served version keeps its speed, as far as there are other processors.
             "threads": 1,
         }
-        settings = own.model_copy(update=changes)
+        settings = served_settings.model_copy(update=changes)
         desired = desired.model_copy(update={"settings": settings})
         _check_memory(desired)
         folder = endpoint_folder(board.settings)
         log_path = folder / f"board-engine-{desired.version}.log"
-        running = {one.route.engine.log_path for one in self._running.values()}
-        remove_oldest(set(folder.glob("board-engine-*.log")) - {log_path, *running})
+        # Logs of versions that are still running stay.
+        logs_in_use = {engine.route.engine.log_path for engine in self._running.values()}
+        remove_oldest(set(folder.glob("board-engine-*.log")) - {log_path, *logs_in_use})
         process = EngineProcess(desired, log_path)
         await process.start()
         dispatcher, route = Dispatcher(settings), Route(process, 1.0)

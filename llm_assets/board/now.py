@@ -1,4 +1,4 @@
-"""The first page: what the model knows now that it did not know before, and what goes on."""
+"""The first page: what the model has learned since the last version, and what is under way."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class DocumentGain(NamedTuple):
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a version can that the one before it could not."""
+    """What a version knows that the one before it did not."""
 
     before: str
     """The other one: `the base model` or `version 3`."""
@@ -74,16 +74,16 @@ def routes(board: Board) -> list[Route]:
     def look(_: Request) -> dict[str, Any]:
         state = board.registry.state()
         champion = state.find("champion")
-        moves = [one for one in state.history if champion and one.version == champion.version]
-        served = [one for one in state.history if one.alias == "champion"]
-        # Who wants it once more while it serves did not put it there.
+        moves = [move for move in state.history if champion and move.version == champion.version]
+        served = [move for move in state.history if move.alias == "champion"]
+        # If it is wanted again while it serves, that move is not what made it serve.
         earlier = moves[: moves.index(served[-1])] if served else []
-        chosen = [one for one in earlier if one.alias == "wanted"]
+        wanted_moves = [move for move in earlier if move.alias == "wanted"]
         verdicts = state.verdicts_of(champion.weights) if champion else []
         learned = find_learned(board, state, champion) if champion else None
         won = learned.won if learned else []
-        # An exam says what was learned from which document.
-        read = find_new_text(board, state, champion) if champion and not won else NewText()
+        # With an exam, the answers won already say what was learned from which document.
+        new_text = find_new_text(board, state, champion) if champion and not won else NewText()
         now, making = board.status(), list(_making(board.store))
         is_local = board.settings.platform == "local"
         # Vertex AI is not asked.
@@ -92,12 +92,12 @@ def routes(board: Board) -> list[Route]:
         return {
             "state": state,
             "champion": champion,
-            "chosen": chosen[-1] if chosen else None,
+            "chosen": wanted_moves[-1] if wanted_moves else None,
             "served": served,
             "learned": learned,
-            # The gate was against it, so a person let it serve all the same.
+            # The gate rejected it, so a person let it serve all the same.
             "is_overruled": verdicts and not any(verdict.promoted for verdict in verdicts),
-            "read": read,
+            "read": new_text,
             "is_local": is_local,
             "is_serving": champion and (not is_local or str(champion.version) in answering),
             "now": now,
@@ -110,13 +110,13 @@ def routes(board: Board) -> list[Route]:
 
 
 def find_learned(board: Board, state: RegistryState, version: ModelVersion) -> Knowledge | None:
-    """By the version's own evaluation; None where that is gone, or there never was one."""
+    """From the version's own evaluation; None if that is gone, or there never was one."""
     evaluation = find_behind(board.store, version, "eval_metrics")
     if evaluation is None:
         return None
-    before = _version_before(state, version)
-    number = None if before is None or before.is_base else before.version
-    past = find_behind(board.store, before, "clean_corpus") if before else None
+    previous = _version_before(state, version)
+    number = None if previous is None or previous.is_base else previous.version
+    past = find_behind(board.store, previous, "clean_corpus") if previous else None
     return board.remember(_learned, [evaluation, find_exam(evaluation), past], number)
 
 
@@ -124,18 +124,18 @@ def _learned(
     evaluation: Artifact, _: Artifact | None, past: Artifact | None, before: int | None
 ) -> Knowledge:
     metric = Metric.model_validate(evaluation.stats["metric"])
-    measured = evaluation.stats["metrics"].get(f"held_out_{metric.name}", {})
-    role = "incumbent" if "incumbent" in measured else "base"
+    by_role = evaluation.stats["metrics"].get(f"held_out_{metric.name}", {})
+    role = "incumbent" if "incumbent" in by_role else "base"
     answers = read_answers(evaluation, role)
     is_base = role == "base" or before is None
-    won = [one for one in answers if one.is_won]
-    added = _added(past, {one.document for one in won if one.document}) if past else set()
-    # An answer from old text is less of a news: an earlier version may have given it, too.
-    won.sort(key=lambda one: one.document not in added)
+    won = [answer for answer in answers if answer.is_won]
+    added = _added(past, {answer.document for answer in won if answer.document}) if past else set()
+    # Answers from old text come last: an earlier version may have known them too.
+    won.sort(key=lambda pair: pair.document not in added)
     return Knowledge(
         before="the base model" if is_base else f"version {before}",
         won=won,
-        lost=[one for one in answers if one.is_lost],
+        lost=[answer for answer in answers if answer.is_lost],
         shares=exam_shares(evaluation.stats, role),
         gains=_gains(evaluation, role, metric),
         unit=metric.unit,
@@ -158,49 +158,51 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
     They are counted among the first MOST_LOOKED_AT of its text.
     """
     clean = find_behind(board.store, version, "clean_corpus")
-    before = _version_before(state, version)
-    if clean is None or before is None:
+    previous = _version_before(state, version)
+    if clean is None or previous is None:
         return NewText()
-    past = find_behind(board.store, before, "clean_corpus")
-    runs, older = (runs_behind(board.store, state, one) for one in (version, before))
+    past = find_behind(board.store, previous, "clean_corpus")
+    runs, older = (runs_behind(board.store, state, entry) for entry in (version, previous))
 
     def find(clean: Artifact, *_: int) -> NewText:
         columns, is_train = ["id", "source", "split", "text_hash"], pc.field("split") == "train"
         parts = open_parts([clean.url], columns)
         rows = parts.scanner(columns, is_train).head(MOST_LOOKED_AT).to_pylist()
-        read = [one for one in exposures(runs, rows) if one.lessons]
-        new = [one for one in read if one.lessons[0].run not in older]
+        trained_on = [exposure for exposure in exposures(runs, rows) if exposure.lessons]
+        unseen = [exposure for exposure in trained_on if exposure.lessons[0].run not in older]
         if past:
-            added = _added(past, {one.document for one in new})
-            new.sort(key=lambda one: one.document not in added)
-        texts = read_texts(clean.url, [one.document for one in new[:MOST_SHOWN]])
-        begin = {
+            added = _added(past, {exposure.document for exposure in unseen})
+            unseen.sort(key=lambda entry: entry.document not in added)
+        texts = read_texts(clean.url, [exposure.document for exposure in unseen[:MOST_SHOWN]])
+        beginnings = {
             name: shorten(text[: 2 * BEGINNING], BEGINNING, placeholder=" …")
             for name, text in texts.items()
         }
-        shown = [(one, begin.get(one.document, "")) for one in new[:MOST_SHOWN]]
-        return NewText(shown, len(new), len(rows) == MOST_LOOKED_AT)
+        shown = [
+            (exposure, beginnings.get(exposure.document, "")) for exposure in unseen[:MOST_SHOWN]
+        ]
+        return NewText(shown, len(unseen), len(rows) == MOST_LOOKED_AT)
 
-    return board.remember(find, [clean], version.version, before.version)
+    return board.remember(find, [clean], version.version, previous.version)
 
 
 def _added(past: Artifact, documents: set[str]) -> set[str]:
     """Of documents, those that an earlier text did not have."""
     ids = pa.array(sorted(documents), pa.string())
-    known = open_parts([past.url], ["id"]).to_table(filter=pc.field("id").isin(ids))
-    return documents - set(known["id"].to_pylist())
+    present = open_parts([past.url], ["id"]).to_table(filter=pc.field("id").isin(ids))
+    return documents - set(present["id"].to_pylist())
 
 
 def _version_before(state: RegistryState, version: ModelVersion) -> ModelVersion | None:
     """The one that it was measured against in its own evaluation, which is what is shown of it."""
-    # It may have been judged again since, as against the one that a rollback brought back.
-    measured = version.evaluation.get("models", {}).get("incumbent")
-    judged = [one.against for one in state.verdicts_of(version.weights)]
-    return state.find_model(measured or (judged or [None])[-1] or "")
+    # Not a later verdict: it may have been judged again, as against the target of a rollback.
+    incumbent = version.evaluation.get("models", {}).get("incumbent")
+    references = [verdict.against for verdict in state.verdicts_of(version.weights)]
+    return state.find_model(incumbent or (references or [None])[-1] or "")
 
 
 def _gains(evaluation: Artifact, role: str, metric: Metric) -> list[DocumentGain]:
-    earlier, later = (read_scores(evaluation, one) for one in (role, "candidate"))
+    earlier, later = (read_scores(evaluation, model) for model in (role, "candidate"))
     sign = 1 if metric.higher_is_better else -1
     gains = (
         DocumentGain(sign * (later[name].value - before.value), name, before, later[name])
@@ -225,5 +227,5 @@ def _making(store: Store) -> Iterator[tuple[Identity, str]]:
         run = f"{store.root}/{layout.run(identity.fingerprint)}"
         lines = read_metrics(run) if identity.kind == "checkpoint" else []
         # A line of an older version does not say how many steps there are.
-        said = describe_progress(lines) if lines and "steps" in lines[-1] else ""
-        yield identity, ", ".join(filter(None, [said, describe_hardware(lines)]))
+        progress = describe_progress(lines) if lines and "steps" in lines[-1] else ""
+        yield identity, ", ".join(filter(None, [progress, describe_hardware(lines)]))

@@ -62,13 +62,13 @@ class Board:
     command: Sequence[str]
     """How the command line is called, by which decisions are made."""
     key: str
-    """Who gives it may decide: the endpoint's token, or the content of a private file."""
+    """Whoever presents it may decide: the endpoint's token, or the content of a private file."""
     key_name: str
     """Where people find it, in words."""
     is_open: bool
     """Whether everybody on this machine may read, as they may ask the endpoint."""
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
-    """What the cookie of a browser holds that gave the key."""
+    """What the cookie holds of a browser that signed in with the key."""
     _remembered: dict[Hashable, tuple[list[Any], Any]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -79,7 +79,7 @@ class Board:
 
     @property
     def cookie(self) -> str:
-        """Its name; cookies know no ports, so other boards have others."""
+        """Named after the pipeline: cookies ignore ports, so boards need different ones."""
         return f"board_{self.settings.name}"
 
     def remember(
@@ -90,24 +90,29 @@ class Board:
         Forgetting rewrites artifacts in place and changes their manifests, so those are compared.
         """
         manifests = [artifact and artifact.manifest for artifact in artifacts]
-        key = make.__qualname__, *(one and one.fingerprint for one in manifests), *more
-        known = self._remembered.get(key)
-        if known is None or known[0] != manifests:
-            # Not under the lock, or a page that takes long would hold up the others.
-            known = manifests, make(*artifacts, *more)
+        key = (
+            make.__qualname__,
+            *(manifest and manifest.fingerprint for manifest in manifests),
+            *more,
+        )
+        entry = self._remembered.get(key)
+        if entry is None or entry[0] != manifests:
+            # Outside the lock, since a page that takes long would hold up the others.
+            entry = manifests, make(*artifacts, *more)
             with self._lock:
                 self._remembered.pop(key, None)
-                self._remembered[key] = known
+                self._remembered[key] = entry
                 while len(self._remembered) > MOST_REMEMBERED:
                     del self._remembered[next(iter(self._remembered))]
-        made: T = known[1]
-        return made
+        value: T = entry[1]
+        return value
 
     def knows(self, request: Request) -> bool:
-        """Whether a request comes from who gave the key."""
-        given = request.cookies.get(self.cookie, "").encode()
+        """Whether a request comes from somebody who presented the key."""
+        cookie = request.cookies.get(self.cookie, "").encode()
         bearer = request.headers.get("authorization", "").encode()
-        is_signed_in = hmac.compare_digest(given, self.session.encode())
+        # In constant time, so that the time of an answer tells nothing about the key.
+        is_signed_in = hmac.compare_digest(cookie, self.session.encode())
         return hmac.compare_digest(bearer, f"Bearer {self.key}".encode()) or is_signed_in
 
 
@@ -119,7 +124,7 @@ def find_behind(store: Store, version: ModelVersion, kind: str) -> Artifact | No
 _TEMPLATES = Environment(
     loader=PackageLoader("llm_assets.board"),
     autoescape=True,
-    # Control characters, those that turn a line around too, are written out wherever they are.
+    # Control characters, including those that reverse a line, are written out everywhere.
     finalize=lambda one: one if isinstance(one, Markup) or not isinstance(one, str) else shown(one),
     trim_blocks=True,
     lstrip_blocks=True,
@@ -142,12 +147,12 @@ def fragment(name: str, **values: Any) -> HTMLResponse:
 
 
 def page(board: Board, request: Request, name: str, status: int = 200, **values: Any) -> Response:
-    """A whole page, which is loaded again after as many seconds as `refreshes` says."""
-    # One slash: a link to a path that begins with two leads to another host.
+    """A whole page, reloaded after the number of seconds in `refreshes`, if any."""
+    # One slash only: a link to a path that begins with two leads to another host.
     path, query = f"/{request.url.path.lstrip('/')}", request.url.query
     here = f"{path}?{query}" if query else path
     common = {"board": board, "path": path, "here": here, "signed": board.knows(request)}
-    # A header: of its element in a page, an audit of accessibility complains.
+    # As a header: accessibility audits object to the element for it in the page.
     seconds = values.get("refreshes")
     headers = {"Refresh": str(seconds)} if seconds else {}
     return HTMLResponse(_TEMPLATES.get_template(name).render(common | values), status, headers)
@@ -181,14 +186,14 @@ def as_number(text: str) -> int | None:
 
 def number(request: Request, name: str, otherwise: int) -> int:
     """A number of the address; raises HTTPException where it is none."""
-    found = as_number(request.query_params.get(name) or str(otherwise))
-    if found is None:
+    value = as_number(request.query_params.get(name) or str(otherwise))
+    if value is None:
         raise HTTPException(400, f"`{name}` in the address is not a number")
-    return found
+    return value
 
 
 def apology(board: Board) -> Callable[[Request, Exception], Response]:
-    """What is shown in place of a page that cannot be made."""
+    """The answer that replaces a page that cannot be made."""
 
     def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
@@ -202,7 +207,7 @@ def apology(board: Board) -> Callable[[Request, Exception], Response]:
 
 
 class Doorkeeper:
-    """Lets in who may come, and has every answer say what a browser may do with it."""
+    """Admits those who may enter, and tells browsers in every answer what they may do with it."""
 
     def __init__(self, app: ASGIApp, board: Board) -> None:
         self._app, self._board = app, board
@@ -233,7 +238,7 @@ class Doorkeeper:
         decides = request.method == "POST" and path.startswith("/decide")
         needs_key = path not in PUBLIC and (decides or not self._board.is_open)
         if needs_key and not self._board.knows(request):
-            # What was sent is lost, and an address that takes forms alone shows nothing.
+            # The form's content is lost, and the address of a POST shows nothing: back to its page.
             target = f"/{path.split('/')[1]}"
             if request.method != "POST":
                 target = f"{path}?{request.url.query}" if request.url.query else path
@@ -251,8 +256,8 @@ def sign_in(board: Board) -> list[Route]:
 
     def take(request: Request, fields: Fields) -> Response:
         target = _own(fields.get("next"))
-        given = fields.get("key", "").strip().encode()
-        if not hmac.compare_digest(given, board.key.encode()):
+        key = fields.get("key", "").strip().encode()
+        if not hmac.compare_digest(key, board.key.encode()):
             fault = "This is not the key."
             return page(board, request, "sign_in.html", 403, next=target, fault=fault)
         answer = RedirectResponse(target, 303)
@@ -264,17 +269,18 @@ def sign_in(board: Board) -> list[Route]:
 
 def _own(path: str | None) -> str:
     """Where to go on: a page of this board, whatever the address says."""
-    known = path and path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
-    return path if path and known else "/"
+    is_own = path and path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
+    return path if path and is_own else "/"
 
 
 def read_key(folder: Path) -> tuple[str, str]:
     """The key of a file that its owner alone may read, made on first use, and where it is."""
     path = folder / "board.key"
     if path.exists() and not path.read_text().strip():
-        # Its maker was killed, or the disk was full: whoever gave nothing would give the key.
+        # Its maker was killed, or the disk was full: an empty key would let everybody in.
         path.unlink()
     try:
+        # Created exclusively and private to its owner: of several processes, one makes the key.
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(24))
     except FileExistsError:

@@ -54,7 +54,7 @@ def serve_board(board: Board, port: int, report: Report) -> None:
 
 
 def build_app(board: Board, report: Report = print) -> Starlette:
-    """All pages, and the graph's metrics, of which `report` gets what cannot be read."""
+    """All pages, and the graph's metrics; `report` gets what of these cannot be read."""
     answer = apology(board)
     return Starlette(
         routes=[

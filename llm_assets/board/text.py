@@ -30,7 +30,7 @@ AROUND = 120
 MOST_TIMES = 10
 """That are told apart."""
 MOST_COUNTED = 200_000
-"""Documents of the text, when it is counted how often they were read."""
+"""Documents of the text for which the number of times they were read is counted."""
 MOST_ON_PAGE = 100
 
 
@@ -59,8 +59,8 @@ class Coverage:
     @property
     def counts(self) -> list[tuple[int, int]]:
         """Times, and how many documents were read so often."""
-        counted = np.bincount(self.times).tolist()
-        return [(times, documents) for times, documents in enumerate(counted) if documents]
+        by_times = np.bincount(self.times).tolist()
+        return [(times, documents) for times, documents in enumerate(by_times) if documents]
 
 
 def routes(board: Board) -> list[Route]:
@@ -69,14 +69,14 @@ def routes(board: Board) -> list[Route]:
     def show(request: Request) -> dict[str, Any]:
         clean = board.record.find_current("clean_corpus")
         raw = board.record.find_current("raw_corpus")
-        # Of what it was made of, whatever was read since.
+        # The text that the corpus was made from, whatever has been read since.
         made_of = clean.manifest.inputs.get("raw_corpus", "") if clean else ""
         cleaned = board.store.find_named("raw_corpus", made_of)
         past = board.record.known("raw_corpus")[1:]
-        wanted = request.query_params.get("search", "").strip()
+        words = request.query_params.get("search", "").strip()
         forgotten = read_list(board.store, board.settings.name)
         champion = board.registry.state().find("champion")
-        hidden = frozenset(one.id for one in forgotten.active if not one.numbered)
+        hidden = frozenset(document.id for document in forgotten.active if not document.numbered)
         dropped = (
             board.remember(find_dropped, [clean, cleaned], hidden, MOST_COPIES) if clean else None
         )
@@ -93,8 +93,8 @@ def routes(board: Board) -> list[Route]:
             "coverage": find_coverage(board),
             "most_times": MOST_TIMES,
             "most_counted": MOST_COUNTED,
-            "search": wanted,
-            "hits": search(clean, wanted) if clean and wanted else None,
+            "search": words,
+            "hits": search(clean, words) if clean and words else None,
             "most": MOST_FOUND,
         }
 
@@ -102,11 +102,11 @@ def routes(board: Board) -> list[Route]:
         coverage, times = find_coverage(board), number(request, "times", 0)
         first = number(request, "from", 0)
         places = np.flatnonzero(coverage.times == times).tolist() if coverage else []
-        chosen = places[first : first + MOST_ON_PAGE]
+        on_page = places[first : first + MOST_ON_PAGE]
         return {
             "coverage": coverage,
             "times": times,
-            "documents": [coverage.documents[place] for place in chosen] if coverage else [],
+            "documents": [coverage.documents[place] for place in on_page] if coverage else [],
             "first": first,
             "count": len(places),
             "most": MOST_ON_PAGE,
@@ -116,12 +116,12 @@ def routes(board: Board) -> list[Route]:
 
     def show_document(request: Request) -> dict[str, Any]:
         identifier = request.query_params.get("id", "")
-        found = find_document(board.record, board.registry.state(), identifier)
+        history = find_document(board.record, board.registry.state(), identifier)
         kind = "study" if DERIVED in identifier else "clean_corpus"
-        corpus, story = board.record.find_current(kind), found.story
+        corpus, story = board.record.find_current(kind), history.story
         texts = read_texts(corpus.url, [story.survivor]) if corpus and story else {}
         text = next(iter(texts.values()), "")
-        return {"id": identifier, "story": story, "found": found, "text": text}
+        return {"id": identifier, "story": story, "found": history, "text": text}
 
     return [
         page_at("/text", board, "text.html", show),
@@ -145,25 +145,27 @@ def find_coverage(board: Board) -> Coverage | None:
 def _coverage(clean: Artifact, version: int, record: str) -> Coverage:
     columns, is_train = ["id", "text_hash"], pc.field("split") == "train"
     rows = open_parts([clean.url], [*columns, "split"]).scanner(columns, is_train)
-    table, seen = rows.head(MOST_COUNTED), LineageRecord.read(record)
+    table, lineage = rows.head(MOST_COUNTED), LineageRecord.read(record)
     numbers = pa.array(text_numbers(table["text_hash"].to_pylist()))
-    read = pa.table({"text": seen.texts, "times": seen.times})
-    read = read.filter(pc.is_in(read["text"], numbers))
-    read = read.group_by("text").aggregate([("times", "max")])
-    places = pc.index_in(numbers, read["text"])
-    times = read["times_max"].take(places).fill_null(0).to_numpy()
+    times_read = pa.table({"text": lineage.texts, "times": lineage.times})
+    times_read = times_read.filter(pc.is_in(times_read["text"], numbers))
+    times_read = times_read.group_by("text").aggregate([("times", "max")])
+    places = pc.index_in(numbers, times_read["text"])
+    times = times_read["times_max"].take(places).fill_null(0).to_numpy()
     return Coverage(version, table["id"].to_pylist(), np.minimum(times, MOST_TIMES))
 
 
 def search(clean: Artifact, words: str) -> list[SearchHit]:
-    """The first documents that hold some words, whatever their case, white space apart."""
+    """The first documents that contain these words, ignoring case and the kind of white space."""
     words = in_unicode_form(clean.manifest, words)
     pattern = r"[\s\p{Z}]+".join(map(re.escape, words.split()))
-    holds = pc.match_substring_regex(pc.field("text"), pattern, ignore_case=True)
+    has_words = pc.match_substring_regex(pc.field("text"), pattern, ignore_case=True)
     # Python's expressions know no `\p`, and every such space is one of `\s` there.
     found_by = re.compile(r"\s+".join(map(re.escape, words.split())), re.IGNORECASE)
     columns = ["id", "source", "split", "text"]
-    rows = open_parts([clean.url], columns).scanner(columns=columns, filter=holds).head(MOST_FOUND)
+    rows = (
+        open_parts([clean.url], columns).scanner(columns=columns, filter=has_words).head(MOST_FOUND)
+    )
     hits = []
     for row in rows.to_pylist():
         text = row["text"] or ""

@@ -37,10 +37,10 @@ MOST_ON_PAGE = 50
 MOST_POINTS = 200
 """Of a curve."""
 ASKED = ("question", "value")
-"""Of a question; where one was edited, as a fact that has changed, another question was asked. The
-choices beside the right one are others with each new fact."""
+"""What identifies a question. If one of these was edited, as when a fact changes, another question
+was asked. The wrong choices are not included: they change with each new fact."""
 PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
-"""Of a version's own page, which has its style in it and needs nothing else."""
+"""For a version's own page, which contains its style and needs nothing else."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ def routes(board: Board) -> list[Route]:
         state = board.registry.state()
         newest = state.versions[::-1]
         first = number(request, "from", 0)
-        rows = [describe_version(board, state, one) for one in newest[first:][:MOST_ON_PAGE]]
+        rows = [
+            describe_version(board, state, version) for version in newest[first:][:MOST_ON_PAGE]
+        ]
         return {
             "rows": rows,
             "scale": _scale(rows),
@@ -76,7 +78,7 @@ def routes(board: Board) -> list[Route]:
     def show_one(request: Request) -> dict[str, Any]:
         state = board.registry.state()
         version = state.get(request.path_params["version"])
-        older = [one.version for one in state.versions if one.version < version.version]
+        older = [entry.version for entry in state.versions if entry.version < version.version]
         return {
             "row": describe_version(board, state, version),
             "story": tell_story(state, version),
@@ -101,7 +103,7 @@ def routes(board: Board) -> list[Route]:
         state = board.registry.state()
         newest = state.versions[-1].version if state.versions else 0
         pair = [state.get(number(request, name, newest)) for name in ("a", "b")]
-        rows = [describe_version(board, state, one) for one in pair]
+        rows = [describe_version(board, state, version) for version in pair]
         return {"pair": rows} | _compared(board.store, *pair)
 
     return [
@@ -124,9 +126,12 @@ def describe_version(board: Board, state: RegistryState, version: ModelVersion) 
             outcome = "promoted by the gate, which rejected it when it was judged again"
     else:
         outcome = "the base model" if version.is_base else "not judged"
-    against = state.find_model(verdicts[-1].against or "") if verdicts else None
-    compared = verdicts[-1].comparisons if verdicts else []
-    ranked = sorted(compared, key=lambda one: (one.reference != "incumbent", one.task == "general"))
+    reference = state.find_model(verdicts[-1].against or "") if verdicts else None
+    comparisons = verdicts[-1].comparisons if verdicts else []
+    ranked = sorted(
+        comparisons,
+        key=lambda comparison: (comparison.reference != "incumbent", comparison.task == "general"),
+    )
     if version.dollars is None:
         cost = _own_cost(board.store, version, board.settings.automation.cost_per_hour)
     else:
@@ -134,29 +139,33 @@ def describe_version(board: Board, state: RegistryState, version: ModelVersion) 
     return VersionRow(
         version,
         [str(alias) for alias in state.aliases_of(version.version)],
-        f"{outcome}; the gate compared it with version {against.version}" if against else outcome,
+        f"{outcome}; the gate compared it with version {reference.version}"
+        if reference
+        else outcome,
         ranked[0] if ranked else None,
         "; ".join(filter(None, [describe_coverage(version), cost])),
     )
 
 
 def _own_cost(store: Store, version: ModelVersion, cost_per_hour: float | None) -> str:
-    """What its training took on one's own machine; empty where that is not on record."""
-    made = find_manifest(store, "checkpoint", version.lineage.get("checkpoint", ""))
-    cost = training_cost(made.stats, cost_per_hour) if made else {}
+    """What its training took on one's own machine; empty if that is not on record."""
+    manifest = find_manifest(store, "checkpoint", version.lineage.get("checkpoint", ""))
+    cost = training_cost(manifest.stats, cost_per_hour) if manifest else {}
     if not cost:
         return ""
-    took = f"trained for {format_duration(cost['training_seconds'])}"
+    duration = f"trained for {format_duration(cost['training_seconds'])}"
     if cost_per_hour is None:
-        return took
-    return f"{took}, which cost {cost['cost']:,.2f} at {cost_per_hour:g} per hour"
+        return duration
+    return f"{duration}, which cost {cost['cost']:,.2f} at {cost_per_hour:g} per hour"
 
 
 def _scale(rows: list[VersionRow]) -> float:
-    """The gain or loss at the ends of the drawn lines: few rows have larger ones, which are cut."""
-    known = [row.interval for row in rows if row.interval]
-    bounds = [(one.surest_gain, one.largest_gain, one.gain) for one in known]
-    largest = sorted(max(abs(bound or 0) for bound in of) for of in bounds)
+    """The value at the ends of the drawn lines: the few rows with larger ones are cut."""
+    intervals = [row.interval for row in rows if row.interval]
+    bounds = [
+        (interval.surest_gain, interval.largest_gain, interval.gain) for interval in intervals
+    ]
+    largest = sorted(max(abs(bound or 0) for bound in ends) for ends in bounds)
     return (largest[len(largest) * 3 // 4] or largest[-1] or 1.0) if largest else 1.0
 
 
@@ -164,16 +173,16 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
     """What was measured of both: by source, by relation, examples won and lost, and settings."""
     places = _measured(store, one, other), _measured(store, other, one)
     scores = [read_scores(*place) if place else {} for place in places]
-    # Figures of two metrics, as after a change of the recipe, are no figures of one table.
+    # With different metrics, as after a change of the recipe, figures do not belong in one table.
     metrics = {Metric.model_validate(place[0].stats["metric"]) for place in places if place}
     shared = sorted(scores[0].keys() & scores[1].keys()) if len(metrics) == 1 else []
     answers = [_closed_book(*place) if place else {} for place in places]
-    both = [
+    pairs = [
         (answers[0][name], pair) for name, pair in sorted(answers[1].items()) if name in answers[0]
     ]
-    asked = [
+    same_questions = [
         replace(pair, before=before.after, said_before=before.said_after)
-        for before, pair in both
+        for before, pair in pairs
         if all(before.question[part] == pair.question[part] for part in ASKED)
     ]
     return {
@@ -181,11 +190,11 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
         "sources": _figures((scores[0][name], scores[1][name]) for name in shared),
         "relations": _figures(
             (SizedScore(pair.relation, pair.before, 1), SizedScore(pair.relation, pair.after, 1))
-            for pair in asked
+            for pair in same_questions
         ),
-        "asked_otherwise": len(both) - len(asked),
-        "won": [pair for pair in asked if pair.is_won],
-        "lost": [pair for pair in asked if pair.is_lost],
+        "asked_otherwise": len(pairs) - len(same_questions),
+        "won": [pair for pair in same_questions if pair.is_won],
+        "lost": [pair for pair in same_questions if pair.is_lost],
         "losses": [_losses(store, version) for version in (one, other)],
         "settings": list(_differences(store, one, other)),
     }
@@ -194,21 +203,23 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
 def _measured(
     store: Store, version: ModelVersion, other: ModelVersion
 ) -> tuple[Artifact, str] | None:
-    """The evaluation and the role in it: of a base model, in that of the version made from it."""
+    """The evaluation and the version's role in it: a base model is in that of its descendant."""
     own = find_behind(store, version, "eval_metrics")
     if own:
         return own, "candidate"
-    beside = find_behind(store, other, "eval_metrics")
+    other_evaluation = find_behind(store, other, "eval_metrics")
     is_its_base = other.lineage.get("base_model") == version.model_fingerprint
-    return (beside, "base") if beside and version.is_base and is_its_base else None
+    return (
+        (other_evaluation, "base") if other_evaluation and version.is_base and is_its_base else None
+    )
 
 
 def _losses(store: Store, version: ModelVersion) -> list[tuple[float, float]]:
     """Step and training loss, a mean over a stretch of steps where there are many."""
-    made = find_behind(store, version, "checkpoint")
-    lines = read_metrics(made.url) if made else []
-    known = [(line["step"], line["loss"]) for line in lines if line["loss"] is not None]
-    finite = [point for point in known if math.isfinite(point[1])]
+    checkpoint = find_behind(store, version, "checkpoint")
+    lines = read_metrics(checkpoint.url) if checkpoint else []
+    losses = [(line["step"], line["loss"]) for line in lines if line["loss"] is not None]
+    finite = [point for point in losses if math.isfinite(point[1])]
     width = math.ceil(len(finite) / MOST_POINTS) or 1
     stretches = (finite[start : start + width] for start in range(0, len(finite), width))
     return [(stretch[-1][0], fmean(loss for _, loss in stretch)) for stretch in stretches]
@@ -217,16 +228,16 @@ def _losses(store: Store, version: ModelVersion) -> list[tuple[float, float]]:
 def _figures(pairs: Iterable[tuple[SizedScore, SizedScore]]) -> dict[str, tuple[float, float, int]]:
     """Group to the figures of both sides, and of how many."""
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(4))
-    of: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for one, two in pairs:
         sums[one.group] += (one.score, one.size, two.score, two.size)
-        of[one.group] += 1
-    return {name: (a / b, c / d, of[name]) for name, (a, b, c, d) in sums.items()}
+        counts[one.group] += 1
+    return {name: (a / b, c / d, counts[name]) for name, (a, b, c, d) in sums.items()}
 
 
 def _closed_book(evaluation: Artifact, role: str) -> dict[str, AnswerPair]:
-    found = read_answers(evaluation, role, role)
-    return {str(one.question["id"]): one for one in found if one.task == CLOSED_BOOK}
+    answers = read_answers(evaluation, role, role)
+    return {str(answer.question["id"]): answer for answer in answers if answer.task == CLOSED_BOOK}
 
 
 def _differences(
@@ -234,9 +245,11 @@ def _differences(
 ) -> Iterator[tuple[str, str, str]]:
     """Settings of the stages behind two versions that are not the same: name and both values."""
     for kind in [*ORDER, *sorted({*one.lineage, *other.lineage} - set(ORDER))]:
-        manifests = [find_manifest(store, kind, of.lineage.get(kind, "")) for of in (one, other)]
+        manifests = [
+            find_manifest(store, kind, version.lineage.get(kind, "")) for version in (one, other)
+        ]
         sides = [dict(listed(manifest.settings if manifest else {})) for manifest in manifests]
-        # A base model has no stage but its own.
+        # A base model has only the stage that made it: nothing to compare.
         for name in sorted({*sides[0], *sides[1]}) if all(sides) else ():
             first, second = (side.get(name, "-") for side in sides)
             if first != second:

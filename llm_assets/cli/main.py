@@ -35,6 +35,7 @@ def commands(config: Path | None) -> None:
       llm-assets status                            what serves, and why
     """
     if config is not None:
+        # In the environment, so that programs which are started from here read the same file.
         os.environ[CONFIG_VARIABLE] = str(config)
 
 
@@ -45,9 +46,9 @@ for room in (pipeline, versions, text, operations, cloud):
 
 def main() -> None:
     """Entry point: whatever has a known reason is one message, without a traceback."""
-    # It logs each error with a traceback before raising it.
+    # gcsfs logs each error with a traceback before raising it.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    named = os.environ.get(CONFIG_VARIABLE)
+    inherited = os.environ.get(CONFIG_VARIABLE)
     try:
         commands()
     except Exception as error:
@@ -56,9 +57,9 @@ def main() -> None:
         if reason is None:
             raise
         click.echo(f"Error: {shown(reason)}", err=True)
-        given = os.environ.get(CONFIG_VARIABLE)
+        config = os.environ.get(CONFIG_VARIABLE)
         advises = re.search(r"\b(llm-assets|dagster) [a-z]", reason)
-        if given and given != named and advises and Path(given).exists():
-            # What advises a command does not know by which way the pipeline file was named.
-            click.echo(say_how_found(given), err=True)
+        if config and config != inherited and advises and Path(config).exists():
+            # Advice in the message names a command without this one's --config.
+            click.echo(say_how_found(config), err=True)
         sys.exit(1)

@@ -19,7 +19,7 @@ from llm_assets.registry.state import ModelVersion
 
 CARD, METRICS, SETTINGS = "README.md", "metrics.json", "settings.json"
 TOLD = ("tokenized_shards", "checkpoint")
-"""Assets whose settings are published: how the model was trained, and not on what."""
+"""Assets whose settings are published: they say how the model was trained, not on what."""
 
 
 def publish_version(
@@ -60,8 +60,8 @@ def publish_version(
             if not files.is_local(version.model_url):
                 folder = Path(copy)
                 download_folder(version.model_url, remote_entries(version.model_url), folder)
-            told = {name: text.encode() for name, text in _told(session, version).items()}
-            contents = {path.name: path for path in sorted(folder.iterdir())} | told
+            additions = {name: text.encode() for name, text in _told(session, version).items()}
+            contents = {path.name: path for path in sorted(folder.iterdir())} | additions
             report(f"Uploading {len(contents)} files to {repository}")
             done = api.create_commit(
                 repository,
@@ -70,9 +70,9 @@ def publish_version(
             )
     except (HfHubHTTPError, httpx.HTTPError) as error:
         answer = getattr(error, "response", None)
-        said = f"answered {answer.status_code}" if answer is not None else "could not be reached"
+        fault = f"answered {answer.status_code}" if answer is not None else "could not be reached"
         raise UserError(
-            f"The Hub {said} during the upload to {repository}: {first_line(error).rstrip('.')}. "
+            f"The Hub {fault} during the upload to {repository}: {first_line(error).rstrip('.')}. "
             "All files are uploaded in one commit, so none is there without the others. Check the "
             f"permissions of the token in {HUB_VARIABLE} and try again."
         ) from None
@@ -80,16 +80,16 @@ def publish_version(
 
 
 def _told(session: Session, version: ModelVersion) -> dict[str, str]:
-    """The files beside the model: name to text. No path, name or text of this side is in them."""
+    """The files beside the model, name to text; none contains a path, name or text of this side."""
     store = session.record.store
-    made = {
+    manifests = {
         asset: store.load(asset, fingerprint).manifest
         for asset, fingerprint in version.lineage.items()
         if store.exists(asset, fingerprint)
     }
-    settings = {asset: made[asset].settings for asset in TOLD if asset in made}
+    settings = {asset: manifests[asset].settings for asset in TOLD if asset in manifests}
     metrics: dict[str, Any] = version.evaluation.get("metrics", {})
-    data = made["raw_corpus"].stats if "raw_corpus" in made else {}
+    data = manifests["raw_corpus"].stats if "raw_corpus" in manifests else {}
     license = version.license.lower()
     lines = [
         "---",

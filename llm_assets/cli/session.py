@@ -59,7 +59,7 @@ def open_session() -> Session:
     """Open the pipeline named by `LLM_ASSETS_CONFIG`, or the default one."""
     path = config_path()
     session = Session(load_settings(path), path)
-    # Whoever needs the record says so; the board starts, and goes on by itself once it can be read.
+    # Commands that need the record report this themselves; the board starts without it.
     with suppress(DamagedArtifact, OSError):
         refuse_second_file(path, session.settings, session.record)
     return session
@@ -78,6 +78,6 @@ def use_this_folders_history() -> None:
 
 
 def tell_of_other_home() -> None:
-    """Say on standard error where DAGSTER_HOME does not name the history that counts here."""
-    if told := other_home(Path.cwd()):
-        click.echo(shown(told), err=True)
+    """Warn on standard error if DAGSTER_HOME names another history than this folder's."""
+    if message := other_home(Path.cwd()):
+        click.echo(shown(message), err=True)

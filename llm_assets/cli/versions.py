@@ -24,8 +24,8 @@ def status_of(session: Session) -> dict[str, Any]:
     """The pipeline's state, as JSON values.
 
     Keys: `pipeline`, `platform`, `champion` and `wanted` (version numbers, None before there are
-    any), `served` (None where nothing answers, or where Vertex AI serves), `last_verdict` (of the
-    gate, with a person's last `decision` on that version), `running`, `waiting` (why sensors launch
+    Keys: `pipeline`, `platform`, `champion` and `wanted` (version numbers, None before there are
+    any), `served` (None if nothing answers, or if Vertex AI serves), `last_verdict` (of the
     nothing), `services` (name to state; None where they are down), `machines` (jobs on Google Cloud
     with what they cost so far), `alarms` (each with `alert`, `text` and `remedy`) and `artifacts`
     (asset to fingerprint and date).
@@ -34,8 +34,8 @@ def status_of(session: Session) -> dict[str, Any]:
     champion, wanted = state.find("champion"), state.find("wanted")
     history = session.record.history().assets
     activity, states = read_activity(Path.cwd(), session.settings), read_states(STATE_FOLDER)
-    services = None if states is None else {one.name: one.state for one in states}
-    machines, unknown = _machines(session.settings)
+    services = None if states is None else {service.name: service.state for service in states}
+    machines, cloud_alarms = _machines(session.settings)
     alarms = find_alarms(session.settings, session.record.store, activity, services is not None)
     return {
         "pipeline": session.settings.name,
@@ -48,7 +48,7 @@ def status_of(session: Session) -> dict[str, Any]:
         "waiting": list(activity.ticks),
         "services": services,
         "machines": machines,
-        "alarms": [asdict(alarm) for alarm in (*unknown, *alarms)],
+        "alarms": [asdict(alarm) for alarm in (*cloud_alarms, *alarms)],
         "artifacts": {
             asset: {
                 "fingerprint": history[asset].current.fingerprint,
@@ -76,23 +76,26 @@ def screen(status: dict[str, Any]) -> list[str]:
         f"services      {', '.join(services) or 'down; `llm-assets up` starts them'}",
         *(f"waiting       {why}" for why in status["waiting"]),
         *(f"machines      {job}" for job in status["machines"]),
-        *(f"alarm         {Alarm(**one)}" for one in status["alarms"]),
+        *(f"alarm         {Alarm(**alarm)}" for alarm in status["alarms"]),
     ]
     if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
         lines.append(
             "The wanted version is not serving. To serve it: " + materialize_command("endpoint")
         )
-    made = status["artifacts"]
-    lines += [f"{asset:<17} {one['since']}  {one['fingerprint']}" for asset, one in made.items()]
+    artifacts = status["artifacts"]
+    lines += [
+        f"{asset:<17} {artifact['since']}  {artifact['fingerprint']}"
+        for asset, artifact in artifacts.items()
+    ]
     return lines
 
 
 def _served(session: Session) -> dict[str, Any] | None:
-    running = endpoint_status(session.settings)
-    if running is None:
+    endpoint = endpoint_status(session.settings)
+    if endpoint is None:
         return None
-    shares = {route.version: route.share for route in running.routes if route.share > 0}
-    return {"url": running.url, "phase": running.phase, "versions": shares}
+    shares = {route.version: route.share for route in endpoint.routes if route.share > 0}
+    return {"url": endpoint.url, "phase": endpoint.phase, "versions": shares}
 
 
 def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
@@ -111,7 +114,7 @@ def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
 
 
 def _machines(settings: PipelineSettings) -> tuple[list[str], list[Alarm]]:
-    """The jobs of a pipeline with work on Google Cloud, and that they cannot be listed."""
+    """The jobs of a pipeline with work on Google Cloud, and alarms if they cannot be listed."""
     if not settings.uses_cloud:
         return [], []
     try:
@@ -126,7 +129,8 @@ def _machines(settings: PipelineSettings) -> tuple[list[str], list[Alarm]]:
 
 @lru_cache(maxsize=1)
 def _listed_machines(_minute: int) -> tuple[list[str], list[str]]:
-    # The board asks for each reader of its first page, and every service is asked over the network.
+    # Cached for a minute: the board asks for every reader of its first page, and each call asks all
+    # services over the network.
     from llm_assets.cloud.settings import load_cloud_settings
     from llm_assets.cloud.spending import active_jobs
 

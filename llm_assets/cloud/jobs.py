@@ -34,10 +34,10 @@ def is_enabled(settings: GoogleCloudSettings, name: str) -> bool:
     """Whether a secret's newest version has a value; raises what Google raises."""
     from google.cloud.secretmanager_v1 import SecretManagerServiceClient, SecretVersion
 
-    found = SecretManagerServiceClient(client_options=settings.client_options).get_secret_version(
+    version = SecretManagerServiceClient(client_options=settings.client_options).get_secret_version(
         name=_newest(settings, name), timeout=environment.CALL_SECONDS
     )
-    return found.state == SecretVersion.State.ENABLED
+    return version.state == SecretVersion.State.ENABLED
 
 
 def _newest(settings: GoogleCloudSettings, name: str) -> str:
@@ -80,9 +80,9 @@ PREDICT_ROUTE = "/predict"
 HEALTH_ROUTE = "/health"
 PROBE_SECONDS = 10
 PROBE_TIMEOUT_SECONDS = 15
-"""Longer than the time between two probes, as `Probe.timeout_seconds` asks."""
+"""Longer than `PROBE_SECONDS`, as `Probe.timeout_seconds` requires."""
 RESERVED_GIGABYTES = 3.0
-"""What vLLM takes of an accelerator beside weights and cache: activations, CUDA's graphs."""
+"""Accelerator memory that vLLM takes beside weights and cache: activations, CUDA graphs."""
 
 
 def container_spec(
@@ -93,10 +93,14 @@ def container_spec(
     Clients call the model by the pipeline's name. The startup probe gives the container
     `endpoint.start_minutes` to load it; without one, Vertex AI ends it after less than a minute.
     """
-    named = {"MODEL_NAME": name, "MODEL_VERSION": str(version), "MODEL_FINGERPRINT": fingerprint}
+    variables = {
+        "MODEL_NAME": name,
+        "MODEL_VERSION": str(version),
+        "MODEL_FINGERPRINT": fingerprint,
+    }
     memory = engine_memory(settings.endpoint)
     if memory is not None:
-        named["ENGINE_MEMORY_BYTES"] = str(memory)
+        variables["ENGINE_MEMORY_BYTES"] = str(memory)
     seconds = round(settings.endpoint.start_minutes * 60)
     by_prefix = settings.endpoint.openai_routes
     routes = {"invoke_route_prefix": "/*"} if by_prefix else {"predict_route": PREDICT_ROUTE}
@@ -105,7 +109,7 @@ def container_spec(
         "ports": [{"container_port": PORT}],
         **routes,
         "health_route": HEALTH_ROUTE,
-        "env": _as_env(named),
+        "env": _as_env(variables),
         "args": engine_arguments(settings.endpoint),
         "deployment_timeout": {"seconds": seconds},
         "startup_probe": {
@@ -125,27 +129,27 @@ def engine_memory(machines: EndpointMachineSettings) -> int | None:
 
     Several accelerators share one copy of the model.
     """
-    known = ACCELERATORS.get(machines.accelerator_type or "")
-    if known is None or machines.vllm is None:
+    accelerator = ACCELERATORS.get(machines.accelerator_type or "")
+    if accelerator is None or machines.vllm is None:
         return None
-    each = known.gigabytes * machines.vllm.gpu_memory_utilization - RESERVED_GIGABYTES
+    each = accelerator.gigabytes * machines.vllm.gpu_memory_utilization - RESERVED_GIGABYTES
     return int(each * machines.accelerator_count * GIGABYTE)
 
 
 def engine_arguments(machines: EndpointMachineSettings) -> list[str]:
-    """Arguments of `vllm serve` behind those of the image; later ones hold."""
+    """Arguments of `vllm serve`, appended to the image's; of repeated ones, the last counts."""
     if machines.vllm is None or machines.accelerator_type is None:
         return []
-    wanted = machines.vllm
-    arguments = ["--gpu-memory-utilization", str(wanted.gpu_memory_utilization)]
+    vllm = machines.vllm
+    arguments = ["--gpu-memory-utilization", str(vllm.gpu_memory_utilization)]
     if machines.accelerator_count > 1:
         arguments += ["--tensor-parallel-size", str(machines.accelerator_count)]
-    known = ACCELERATORS.get(machines.accelerator_type)
-    if known is not None and not known.bfloat16:
+    accelerator = ACCELERATORS.get(machines.accelerator_type)
+    if accelerator is not None and not accelerator.bfloat16:
         arguments += ["--dtype", "half"]
-    if wanted.max_model_len is not None:
-        arguments += ["--max-model-len", str(wanted.max_model_len)]
-    return [*arguments, *wanted.arguments]
+    if vllm.max_model_len is not None:
+        arguments += ["--max-model-len", str(vllm.max_model_len)]
+    return [*arguments, *vllm.arguments]
 
 
 def dedicated_resources(machines: EndpointMachineSettings) -> dict[str, Any]:
@@ -174,14 +178,14 @@ FOLDERS = {
     "AIP_CHECKPOINT_DIR": "checkpoints",
     "AIP_TENSORBOARD_LOG_DIR": "logs",
 }
-"""What Vertex AI calls a job's output folders, and the launcher reads."""
+"""Vertex AI's variables for a job's output folders, which the launcher reads."""
 HOUR = 3600
 SERVING_CHECK_HOURS = 1.0
-"""A container of one's own that serves instead of parsing its arguments is ended then."""
+"""Ends an image of one's own that serves instead of parsing its arguments and exiting."""
 EVERY_API = "https://www.googleapis.com/auth/cloud-platform"
-"""Of a machine's token; its account's rights say what it may do."""
+"""Scope of a machine's token; what it may do is decided by its account's roles."""
 HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-", "g4-", "c4-", "c4d-", "n4-", "n4d-")
-"""Machine families that boot from a hyperdisk alone; all others take an SSD persistent disk."""
+"""Machine families that boot only from a hyperdisk; all others take an SSD persistent disk."""
 
 
 def spark_batch(settings: GoogleCloudSettings, main: str, arguments: Sequence[str]) -> Any:
@@ -220,13 +224,13 @@ MOUNT = "/mnt/disks/gcs"
 """Where a machine of one's own has the bucket, and its container; Batch's image mounts only there.
 """
 HOSTS_FILE = "/etc/cloudbatch-taskgroup-hosts"
-"""What BATCH_HOSTS_FILE names on a machine, of which its container sees nothing by itself."""
+"""The file that BATCH_HOSTS_FILE names on a machine; containers see it only if it is mounted."""
 DRIVERS = (
     "/var/lib/nvidia/lib64:/usr/local/nvidia/lib64",
     "/var/lib/nvidia/bin:/usr/local/nvidia/bin",
 )
-"""Where Batch installs them, to where an image expects them (page "Create and run a job that uses
-GPUs")."""
+"""Where Batch installs the GPU drivers, and where images expect them (page "Create and run a job
+that uses GPUs")."""
 
 
 def batch_job(
@@ -234,7 +238,7 @@ def batch_job(
 ) -> Any:
     """A Google Batch job that runs the launcher of the cuda image, one task on each machine.
 
-    A task is not tried again by itself, since all machines of a training begin again together.
+    Batch retries no task by itself, since all machines of a training have to restart together.
     """
     bucket, several = f"{MOUNT}/{settings.bucket}", machines.replicas > 1
     with_accelerators = machines.accelerator_type is not None
@@ -301,7 +305,7 @@ def tpu_job(
 ) -> Any:
     """A queued resource whose machine runs the launcher of the tpu image.
 
-    Google gives up looking for a machine when a run would, so a request is never granted to nobody.
+    The request is valid for as long as the run waits, so no machine is granted after it gave up.
     """
     assert machines.tpu is not None
     account = {"email": settings.service_account, "scope": [EVERY_API]}
@@ -355,8 +359,8 @@ def serving_check_machine(settings: GoogleCloudSettings) -> MachineSettings:
     """
     machines = settings.evaluation
     if None in (machines.accelerator_type, settings.endpoint.accelerator_type):
-        named = {"machine_type", "accelerator_type", "accelerator_count"}
-        machines = MachineSettings.model_validate(settings.endpoint.model_dump(include=named))
+        fields = {"machine_type", "accelerator_type", "accelerator_count"}
+        machines = MachineSettings.model_validate(settings.endpoint.model_dump(include=fields))
     return machines.model_copy(update={"timeout_hours": SERVING_CHECK_HOURS})
 
 
@@ -387,7 +391,7 @@ def _job(
     scheduling: dict[str, Any] = {
         "timeout": {"seconds": round(machines.timeout_hours * HOUR)},
         "strategy": machines.strategy,
-        # The workers of a training are one group, which begins again as a whole or not at all.
+        # The workers of a training are one group, which restarts as a whole or not at all.
         "restart_job_on_worker_restart": True,
     }
     if machines.strategy == "FLEX_START":
@@ -415,7 +419,8 @@ def lease_of(output: str) -> str:
 
 
 def _variables_of_own(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
-    """The same where no service says where folders are and mounts the bucket."""
+    """Variables for services that neither set the output folders nor mount the bucket
+    themselves."""
     folders = {name: f"{output}/{folder}/" for name, folder in FOLDERS.items()}
     return {**_variables(settings, output), environment.MOUNT_VARIABLE: MOUNT, **folders}
 
@@ -426,7 +431,7 @@ def _as_env(variables: dict[str, str]) -> list[dict[str, str]]:
 
 
 def _variables(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
-    """What the launcher reads: the job's lease, and secrets, of which it holds names alone."""
+    """What the launcher reads: the job's lease, and secrets by name, never their values."""
     lease = {
         environment.LEASE_VARIABLE: lease_of(output),
         environment.SECONDS_VARIABLE: str(round(settings.lease_hours * HOUR)),

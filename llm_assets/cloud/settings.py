@@ -13,7 +13,7 @@ from llm_assets.settings_file import read_settings_file
 
 # From the page "Configure compute resources for training" and the vendors' data sheets.
 TPU_FAMILIES = ("cloud-tpu", "ct")
-"""What the names of machine types with TPUs begin with."""
+"""Prefixes of machine types with TPUs."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ ADDED = {
 }
 """Accelerators that are added to a machine of the family n1, and how many."""
 FAMILIES_WITH_ACCELERATORS = re.compile(r"(a\d+x?|g\d+)-")
-"""A machine of these that is not listed is a misspelled one, or newer than this list."""
+"""A machine type of these families that is not in the list is misspelled, or newer than it."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ TPU_MACHINES = {
 
 def check_accelerator(machine_type: str, accelerator_type: str | None, count: int) -> None:
     """Raise ValueError where Google has no such machine with such accelerators."""
-    given = (accelerator_type, count)
+    pair = (accelerator_type, count)
     if own := BUILT_IN.get(machine_type):
-        if given == own:
+        if pair == own:
             return
         raise ValueError(
             f"{machine_type} comes with {own[1]} {own[0]}: set accelerator_type to {own[0]} and "
@@ -127,11 +127,11 @@ def check_accelerator(machine_type: str, accelerator_type: str | None, count: in
             f"{machine_type} is not one of the machine types with accelerators: "
             f"{', '.join(BUILT_IN)}"
         )
-    # Others have none, but for the family n1, to whose machines they are added.
+    # Other machine types have none, except for n1, to which accelerators can be added.
     allowed: list[tuple[str | None, int]] = [(None, 0)]
     if machine_type.startswith("n1-"):
         allowed += [(kind, number) for kind, numbers in ADDED.items() for number in numbers]
-    if given in allowed:
+    if pair in allowed:
         return
     with_it = [name for name, (kind, _) in BUILT_IN.items() if kind == accelerator_type]
     with_it += ["n1 machines"] if accelerator_type in ADDED else []
@@ -149,7 +149,7 @@ PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 REGION = r"^[a-z]+-[a-z]+[0-9]+$"
 IMAGE = r"^[^\s]+(:|@sha256:)[^\s/]+$"
 ACCOUNT = r"^[^@\s]+@[^@\s]+\.gserviceaccount\.com$"
-"""One's own end in `.iam.gserviceaccount.com`, Google's default ones do not."""
+"""Accounts of one's own end in `.iam.gserviceaccount.com`; Google's default accounts do not."""
 
 
 class ImageSettings(Settings):
@@ -210,16 +210,16 @@ class BatchSettings(Settings):
     def spark_properties(self) -> dict[str, str]:
         """The settings as Spark and Dataproc name them."""
         allocation = "spark.dynamicAllocation."
-        named: dict[str, Any] = {
+        properties: dict[str, Any] = {
             f"{allocation}minExecutors": self.minimum_executors,
             f"{allocation}maxExecutors": self.maximum_executors,
             f"{allocation}executorAllocationRatio": self.scale_up_ratio,
             "spark.executor.cores": self.executor_cores,
         }
         for role in ROLES:
-            named[f"spark.dataproc.{role}.compute.tier"] = self.compute_tier
-            named[f"spark.dataproc.{role}.disk.tier"] = self.shuffle_tier
-        set_here = {name: str(value) for name, value in named.items() if value is not None}
+            properties[f"spark.dataproc.{role}.compute.tier"] = self.compute_tier
+            properties[f"spark.dataproc.{role}.disk.tier"] = self.shuffle_tier
+        set_here = {name: str(value) for name, value in properties.items() if value is not None}
         return set_here | self.properties
 
     @property
@@ -264,7 +264,7 @@ class BatchSettings(Settings):
         if most is not None and least is not None and most < least:
             raise ValueError("maximum_executors is smaller than minimum_executors")
         for name, value in self.properties.items():
-            # What a batch costs is reckoned from these.
+            # Costs are estimated from these, so they have to be numbers.
             counts = name.endswith((".cores", "Executors", ".instances"))
             if counts and not re.fullmatch(r"[1-9][0-9]*", value):
                 raise ValueError(

@@ -1,7 +1,7 @@
 """What jobs cost: estimated before, added up after, and held under ceilings.
 
-Machines cost by the hour what Google listed on a date, or what you write. What jobs have cost is
-kept in the bucket.
+Machines are priced per hour, by Google's list of a given date or by your own prices. What jobs have
+cost is recorded in the bucket.
 """
 
 import json
@@ -59,9 +59,9 @@ DOLLARS_AN_HOUR = {
 }
 """A machine with its accelerators, Vertex AI's fee included."""
 VERTEX_AI_FEE = 1.15
-"""What Vertex AI asks for a machine, of what Compute Engine and Cloud TPU ask: 0.219 and 0.190 USD
-for n1-standard-4, 4.22 and 3.67 for a2-highgpu-1g, 1.38 and 1.20 for a chip of TPU v5e (2025, pages
-cloud.google.com/vertex-ai/pricing, /compute/all-pricing and /tpu/pricing); 2.70 is one of v6e."""
+"""Vertex AI's price of a machine as a multiple of Compute Engine's or Cloud TPU's: 0.219 and 0.190
+USD for n1-standard-4, 4.22 and 3.67 for a2-highgpu-1g, 1.38 and 1.20 for a chip of TPU v5e (2025,
+pages cloud.google.com/vertex-ai/pricing, /compute/all-pricing and /tpu/pricing); 2.70 for v6e."""
 DOLLARS_A_DCU_HOUR = 0.06
 DOLLARS_A_PREMIUM_DCU_HOUR = 0.089
 """With processors of the premium tier (2025, page cloud.google.com/dataproc-serverless/pricing)."""
@@ -88,24 +88,24 @@ def machine_price(
     is_cheaper: bool,
     service: type[RemoteService] = VertexCustomJobs,
 ) -> float | None:
-    """Dollars of a machine in an hour, spot or flex-start where `is_cheaper`; None if not known.
+    """Dollars of a machine in an hour, spot or flex-start if `is_cheaper`; None if not known.
 
-    Your own prices hold for whatever service makes the machine. What accelerators cost that a
-    machine of the settings has beside its own, the list does not say.
+    Your own prices apply to every service. The list does not include accelerators that the settings
+    add to a machine, so such a machine has no list price.
     """
     machines = (settings.training, settings.evaluation, settings.endpoint)
     added = {m.machine_type for m in machines if m.accelerator_count} - BUILT_IN.keys()
-    listed = None if machine_type in added else DOLLARS_AN_HOUR.get(machine_type)
-    if listed and service is not VertexCustomJobs:
-        listed /= VERTEX_AI_FEE
-    price = settings.cost.prices.get(machine_type, listed)
+    list_price = None if machine_type in added else DOLLARS_AN_HOUR.get(machine_type)
+    if list_price and service is not VertexCustomJobs:
+        list_price /= VERTEX_AI_FEE
+    price = settings.cost.prices.get(machine_type, list_price)
     return price and price * (settings.cost.spot_factor if is_cheaper else 1.0)
 
 
 def dcu_hourly(settings: GoogleCloudSettings) -> float:
     """Dollars of one of Dataproc's compute units in an hour."""
-    listed = DOLLARS_A_PREMIUM_DCU_HOUR if settings.batch.is_premium else DOLLARS_A_DCU_HOUR
-    return settings.cost.prices.get(DCU, listed)
+    list_price = DOLLARS_A_PREMIUM_DCU_HOUR if settings.batch.is_premium else DOLLARS_A_DCU_HOUR
+    return settings.cost.prices.get(DCU, list_price)
 
 
 def first_dcus(settings: GoogleCloudSettings) -> float:
@@ -138,17 +138,17 @@ def how_to_price(machines: Sequence[str]) -> str:
 def most_of_run(
     settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", batches: bool = True
 ) -> str:
-    """The most that a run's jobs cost where no ceiling ends them, in words, as far as it is known.
+    """The most that a run's jobs cost if no limit ends them, in words, as far as known.
 
     `batches` says whether Spark stages run as batches.
     """
     batch, starts = settings.batch, settings.restarts + 1
-    told = "no `batch.maximum_executors` bounds a Spark batch"
+    batch_cost = "no `batch.maximum_executors` bounds a Spark batch"
     if batch.most_executors is not None:
         dcus = _dcus(batch.driver_cores + batch.most_executors * batch.cores_of_executor)
         dollars = dcu_hourly(settings) * dcus * batch.time_to_live_hours
-        told = f"a Spark batch costs at most about {dollars:,.2f} USD"
-    lines = [f"{told} in its `time_to_live_hours`"] if batches else []
+        batch_cost = f"a Spark batch costs at most about {dollars:,.2f} USD"
+    lines = [f"{batch_cost} in its `time_to_live_hours`"] if batches else []
     jobs = {"training": settings.training, "evaluation": settings.evaluation}
     for name, machines in jobs.items() if runner != "local" else ():
         price = _dollars(settings, machines, machines.timeout_hours * starts)
@@ -173,17 +173,17 @@ class MachineHours(NamedTuple):
 
     total: float = 0.0
     spot: float = 0.0
-    """Of them those of spot and flex-start machines."""
+    """Of these, hours of spot and flex-start machines."""
     lost: float = 0.0
-    """Those since the newest checkpoint, or without one all, of jobs whose machines were taken."""
+    """Hours since the newest checkpoint, or all without one, of jobs that lost their machines."""
 
 
 @dataclass
 class Spending:
     """The jobs of one asset in one Dagster run.
 
-    A job is entered into the ledger while it runs and when it has ended, by its own name. So each
-    is counted once, whoever follows it, and a run that dies leaves at most a minute out.
+    A job is recorded in the ledger, under its own name, while it runs and when it has ended. So it
+    is counted once, whoever follows it, and a run that dies leaves out a minute at most.
     """
 
     settings: GoogleCloudSettings
@@ -201,11 +201,10 @@ class Spending:
     """Where training and evaluation run."""
     _jobs: dict[str, MachineHours] = field(default_factory=dict)
     _seen: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    """Of each job, when it had its machines, which a service may not know any more once these are
-    gone; when it was looked at last; the hours until then of what it had beside its first machines.
-    """
+    """Per job: when it got its machines, which a service may no longer know once they are gone;
+    when it was last looked at; the hours until then of units beyond its first ones."""
     _before: tuple[float, float] | None = None
-    """Of this month and of this run, in the ledger by other jobs; None before it is read."""
+    """Dollars of other jobs in the ledger, of this month and of this run; None until read."""
     _recorded: float = 0.0
 
     @property
@@ -219,14 +218,14 @@ class Spending:
         return self.hours.total * (self.dollars_per_hour or 0.0)
 
     def check_before(self) -> None:
-        """Refuse another job where a ceiling is reached, or nobody knows what it would cost.
+        """Refuse another job if a limit is reached, or if a limit is set and a price is not known.
 
         Raises:
             UserError: with the line to change.
         """
         if not self.settings.cost.has_limits:
             return
-        # The machines of later stages too: what the first ones cost would be in vain.
+        # Checked for later stages as well: otherwise the first ones would be paid for in vain.
         own = [self.machines] if self.dollars_per_hour is None else []
         if unknown := own or unpriced(self.settings, self.training):
             raise UserError(how_to_price(unknown))
@@ -236,7 +235,7 @@ class Spending:
             raise UserError(f"No job was started: {reason}")
 
     def objection(self, job: RemoteJob) -> str | None:
-        """Enter a job's cost so far; says why it must not go on, where a ceiling is passed."""
+        """Record a job's cost so far; returns why it must not go on, if it exceeds a limit."""
         if not job.started:
             return None
         self._jobs[_entry_name(job)] = self._count(job)
@@ -253,37 +252,37 @@ class Spending:
         hours = self.hours
         if not hours.total:
             return {}
-        found: dict[str, Any] = {"billed": f"{hours.total:.4g} hours of {self.machines}"}
+        values: dict[str, Any] = {"billed": f"{hours.total:.4g} hours of {self.machines}"}
         if self.dollars_per_hour is not None:
-            found[COST] = round(self.dollars, 4)
+            values[COST] = round(self.dollars, 4)
         if self.machines != DCU:
-            found["spot_share"] = round(hours.spot / hours.total, 4)
-            found["hours_lost"] = round(hours.lost, 4)
-        return found
+            values["spot_share"] = round(hours.spot / hours.total, 4)
+            values["hours_lost"] = round(hours.lost, 4)
+        return values
 
     def _count(self, job: RemoteJob) -> MachineHours:
-        ended, name = job.ended or time.time(), _entry_name(job)
-        began, seen, more = self._seen.get(name, (job.started, job.started, 0.0))
-        began = min(job.started, began)
-        # Dataproc counts a batch's hours when it has ended, and adds executors long before.
-        more += (ended - seen) / HOUR * max(0.0, job.units - self.number)
-        self._seen[name] = began, ended, more
-        total = job.billed_hours or (ended - began) / HOUR * self.number + more
+        end, name = job.ended or time.time(), _entry_name(job)
+        start, last_look, extra_hours = self._seen.get(name, (job.started, job.started, 0.0))
+        start = min(job.started, start)
+        # Dataproc reports a batch's billed hours only at its end, but adds executors long before.
+        extra_hours += (end - last_look) / HOUR * max(0.0, job.units - self.number)
+        self._seen[name] = start, end, extra_hours
+        total = job.billed_hours or (end - start) / HOUR * self.number + extra_hours
         lost = 0.0
         if job.phase.ended and job.lost_machines:
-            kept = max(began, self.last_saved() or 0.0)
-            lost = max(0.0, ended - kept) / HOUR * self.number
+            saved = max(start, self.last_saved() or 0.0)
+            lost = max(0.0, end - saved) / HOUR * self.number
         return MachineHours(total, total if job.is_cheaper else 0.0, lost)
 
     def _over(self) -> str | None:
-        """In words, which ceiling is reached by what others cost and these jobs."""
+        """Which limit the recorded costs and these jobs reach together, in words."""
         limits = self.settings.cost
         if not limits.has_limits:
             return None
         if self._before is None:
-            # A job that an earlier process began is followed without having been asked for here.
+            # For a job that an earlier process started, `check_before` was not called here.
             self._before = self._read_ledger()
-        of_month, of_run = (before + self.dollars for before in self._before)
+        of_month, of_run = (recorded + self.dollars for recorded in self._before)
         for spent, limit, key in (
             (of_run, limits.run_limit, "run_limit"),
             (of_month, limits.monthly_limit, "monthly_limit"),
@@ -300,7 +299,7 @@ class Spending:
         """Dollars of this month and of this run, without the jobs that are followed here."""
         of_month, of_run, _ = self._read_month(month := datetime.now(UTC))
         while True:
-            # No job takes a month, so the run began after one in which it has none.
+            # No job takes a month, so a month without jobs of this run is older than the run.
             month = month.replace(day=1) - timedelta(days=1)
             _, earlier, has_jobs = self._read_month(month)
             of_run += earlier
@@ -334,12 +333,12 @@ class Spending:
 
 
 def _entry_name(job: RemoteJob) -> str:
-    """Of a job in the ledger; the name of a deleted one is free for another."""
+    """A job's name in the ledger: its uid, since the name of a deleted job can be used again."""
     return job.uid or job.name
 
 
 UTILIZATION = 0.35
-"""Share of the peak that training reaches here, about."""
+"""Approximate share of the peak that training reaches here."""
 SPARK_MEGABYTES_A_SECOND = 60.0
 """Both Spark stages together, on that many units, about."""
 MONTH_HOURS = 730.0
@@ -370,11 +369,11 @@ def estimate(
     The Spark stages read `corpus_bytes` of text; repeats are counted among `training_tokens`.
     """
     spark = START_HOURS + corpus_bytes / 1e6 / SPARK_MEGABYTES_A_SECOND / 3600
-    measured = min(training_tokens, 10_000_000)
+    evaluated_tokens = min(training_tokens, 10_000_000)
     # Three models are measured, and a forward pass takes 2 operations a parameter and token.
-    evaluation = _compute_hours(settings.evaluation, 3 * 2.0 * parameters * measured)
+    evaluation = _compute_hours(settings.evaluation, 3 * 2.0 * parameters * evaluated_tokens)
     batches = spark * SPARK_DCUS * dcu_hourly(settings)
-    # Of the endpoint's replicas, those that are always there.
+    # Only the replicas that always run: how many the load adds is not known.
     price = hourly(settings, settings.endpoint)
     replicas = price and price * settings.endpoint.minimum_replicas
     return [
@@ -417,8 +416,8 @@ def _compute_hours(machines: MachineSettings, operations: float) -> float:
     chips = machines.tpu.chips if machines.tpu else machines.accelerator_count
     accelerators = max(1, chips) * machines.replicas
     chip = machines.tpu.generation if machines.tpu else None
-    known = chip or ACCELERATORS.get(machines.accelerator_type or "")
-    peak = (known.teraflops if known else 1.0) * 1e12
+    processor = chip or ACCELERATORS.get(machines.accelerator_type or "")
+    peak = (processor.teraflops if processor else 1.0) * 1e12
     return START_HOURS + operations / (peak * UTILIZATION * accelerators) / 3600
 
 
@@ -501,28 +500,28 @@ def active_jobs(settings: GoogleCloudSettings) -> tuple[list[ActiveJob], list[st
     Returns:
         the jobs, and in words which services could not be asked.
     """
-    found: list[ActiveJob] = []
+    jobs: list[ActiveJob] = []
     faults: list[str] = []
     for kind in SERVICES:
         try:
             client = kind.connect(settings.region, settings.api_endpoint)
             for parent in kind.parents(client, settings.parent):
-                found += _active_jobs(settings, kind(client, parent))
+                jobs += _active_jobs(settings, kind(client, parent))
         except Exception as error:
-            # Whatever keeps one service from answering, the others' machines cost money.
+            # Whatever is wrong with one service, the machines of the others cost money.
             if not DISABLED_API.search(str(error)):
                 place = replace(kind.kind, project=settings.project, region=settings.region)
                 faults.append(" ".join(refusal(error, "to list its jobs", place)).strip())
-    return found, faults
+    return jobs, faults
 
 
 def _active_jobs(settings: GoogleCloudSettings, service: RemoteService) -> Iterator[ActiveJob]:
-    # Cloud TPU has other names for machine types.
+    # Cloud TPU names machine types differently.
     types = {machine.accelerator_type: name for name, machine in TPU_MACHINES.items()}
     for job in service.find():
         if not job.phase.ended or job.holds_machines:
-            known = types.get(job.machine_type, job.machine_type)
-            price = machine_price(settings, known, job.is_cheaper, type(service))
+            machine_type = types.get(job.machine_type, job.machine_type)
+            price = machine_price(settings, machine_type, job.is_cheaper, type(service))
             yield ActiveJob(service, job, price)
 
 
@@ -539,7 +538,7 @@ def end_jobs(jobs: Iterable[ActiveJob], report: Report) -> tuple[list[ActiveJob]
             end_job(job.service, job.job, report)
             ended.append(job)
         except Exception as error:
-            # Whatever keeps one job from ending, the others cost money.
-            told = refusal(error, f"to end {job.job.name}", job.service.place)
-            faults.append(" ".join(told).strip())
+            # Whatever is wrong with one job, the others cost money and are ended.
+            lines = refusal(error, f"to end {job.job.name}", job.service.place)
+            faults.append(" ".join(lines).strip())
     return ended, faults

@@ -44,19 +44,19 @@ from serving.state import Desired, Status
 from serving.traffic import bits_of
 
 COMPARED_TOKENS = 2_000
-"""So many tokens of held-out documents are enough to tell a wrong model, and take seconds."""
+"""Enough tokens of held-out documents to notice a wrong model, within seconds."""
 
 
 def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument]:
     """The first documents of a version's evaluation.
 
-    None where it was not measured in bits of plain text, as a base model, or where evaluation or
+    Empty if it was not measured in bits of plain text, as a base model, or if its evaluation or
     shards are no longer in the store.
     """
     evaluation = store.find_named("eval_metrics", version.lineage.get("eval_metrics", ""))
-    # Those that were measured on, which may be newer than those that were trained on.
-    named = evaluation.manifest.inputs["tokenized_shards"] if evaluation else ""
-    shards = store.find_named("tokenized_shards", named)
+    # The shards that were evaluated on, which may be newer than those trained on.
+    fingerprint = evaluation.manifest.inputs["tokenized_shards"] if evaluation else ""
+    shards = store.find_named("tokenized_shards", fingerprint)
     if evaluation is None or shards is None:
         return []
     stats = ShardStats.model_validate(shards.stats)
@@ -64,8 +64,8 @@ def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument
         return []
     scores = held_out_scores(pq.read_table(evaluation.path / SCORES_NAME))
     scores = scores.filter(pc.is_valid(scores["score_candidate"]))
-    before = pc.subtract(pc.cumulative_sum(scores["tokens"]), scores["tokens"])
-    return read_judged(scores.filter(pc.less(before, COMPARED_TOKENS)), shards.path, stats)
+    preceding = pc.subtract(pc.cumulative_sum(scores["tokens"]), scores["tokens"])
+    return read_judged(scores.filter(pc.less(preceding, COMPARED_TOKENS)), shards.path, stats)
 
 
 def held_out_scores(scores: pa.Table) -> pa.Table:
@@ -74,52 +74,53 @@ def held_out_scores(scores: pa.Table) -> pa.Table:
 
 
 def read_judged(scores: pa.Table, folder: Path, stats: ShardStats) -> list[JudgedDocument]:
-    """Measured documents with their tokens, in the order of their scores, but those erased since.
+    """Measured documents with their tokens, in the order of their scores, without those erased
+    since.
 
     Args:
         scores: rows of an evaluation's held-out documents.
         folder, stats: of the shards that they were read from.
     """
     held_out = ShardSet(folder, stats, "held_out")
-    listed = list_documents(held_out)
-    listed = listed.filter(pc.is_in(listed["id"], scores["document"]))
+    documents = list_documents(held_out)
+    documents = documents.filter(pc.is_in(documents["id"], scores["document"]))
     is_talk = stats.form == "conversations"
-    marks = read_tokens(held_out, listed, "targets") if is_talk else [None] * len(listed)
-    read = zip(read_tokens(held_out, listed), marks, strict=True)
-    found = dict(zip(listed["id"].to_pylist(), read, strict=True))
+    marks = read_tokens(held_out, documents, "targets") if is_talk else [None] * len(documents)
+    contents = zip(read_tokens(held_out, documents), marks, strict=True)
+    by_id = dict(zip(documents["id"].to_pylist(), contents, strict=True))
     return [
-        _judged(row, found[row["document"]], stats.sequence_length)
+        _judged(row, by_id[row["document"]], stats.sequence_length)
         for row in scores.to_pylist()
-        if row["document"] in found
+        if row["document"] in by_id
     ]
 
 
 def _judged(
-    row: dict[str, Any], found: tuple[np.ndarray, np.ndarray | None], length: int
+    row: dict[str, Any], content: tuple[np.ndarray, np.ndarray | None], length: int
 ) -> JudgedDocument:
     """A document as the evaluation reads it: every token but the first is predicted once."""
-    tokens, marks = found
-    # Text was cut to what was measured; of a conversation, whose answers count, all of it was read.
-    read = tokens[: row["tokens"]] if marks is None else tokens
-    starts = range(0, len(read) - 1, length)
-    counted = [] if marks is None else [marks[a + 1 : a + length + 1] > 0 for a in starts]
+    tokens, marks = content
+    # Plain text was cut to what was measured; a conversation was read whole, since answers count.
+    text = tokens[: row["tokens"]] if marks is None else tokens
+    starts = range(0, len(text) - 1, length)
+    masks = [] if marks is None else [marks[a + 1 : a + length + 1] > 0 for a in starts]
     return JudgedDocument(
         id=row["document"],
         bytes=row["size"],
         bits=row["score_candidate"],
-        windows=[read[start : start + length + 1].tolist() for start in starts],
-        counted=[marked.tolist() for marked in counted],
+        windows=[text[start : start + length + 1].tolist() for start in starts],
+        counted=[mask.tolist() for mask in masks],
     )
 
 
 SECONDS, LEAST_SECONDS = 60.0, 1.0
-"""For one answer: usually, and where nothing is left of the time for all."""
+"""Timeout for one answer, and its minimum once the time for all answers is used up."""
 BUSY_SECONDS = 60.0
-"""In which an endpoint that has too many requests is asked again."""
+"""How long an endpoint with too many requests is asked again."""
 TIMED_ANSWERS, TIMED_TOKENS = 3, 8
 COUNTED = "serving_requests_total"
 FAILED = 500
-"""This status and those above are the endpoint's own faults."""
+"""From this status on, a failure is the endpoint's own fault."""
 
 
 class Requests(BaseModel):
@@ -145,7 +146,7 @@ class Requests(BaseModel):
         )
 
     def since(self, before: "Requests | None") -> "Requests":
-        """Those that came after; all where the endpoint was started again in between."""
+        """Requests that came after; all of them if the endpoint was restarted in between."""
         if before is None or before.all > self.all or before.failed > self.failed:
             return self
         return self.minus(before)
@@ -194,35 +195,34 @@ class LiveEndpoint:
         probe = {"prompt": PROBE, "max_tokens": TIMED_TOKENS}
         waited = []
         for _ in range(TIMED_ANSWERS):
-            began = time.perf_counter()
+            start = time.perf_counter()
             self._ask("POST", "/predict", {"instances": [probe]})
-            waited.append(time.perf_counter() - began)
+            waited.append(time.perf_counter() - start)
         return statistics.median(waited)
 
     def deviations(self, documents: Sequence[JudgedDocument]) -> list[str]:
-        """What is wrong with its bits on documents that its version was judged by, in words.
+        """How its bits differ from the evaluation's on documents that judged its version, in words.
 
-        Nothing is where they are what the evaluation found, as far as the weights' format allows,
-        and where nothing can be compared.
+        Empty if they agree as far as the weights' format allows, or if nothing can be compared.
 
         Raises:
             UserError: it does not answer.
         """
-        route = next((one for one in self._status.routes if one.share == 1), None)
-        fitting = [one for one in documents if all(map(self._takes, one.windows))]
+        route = next((entry for entry in self._status.routes if entry.share == 1), None)
+        fitting = [candidate for candidate in documents if all(map(self._takes, candidate.windows))]
         if route is None or route.comparison is None or not fitting:
             return []
         bits: list[float] = []
         for document in fitting:
-            # A slow one is compared on what there is time for.
+            # A slow endpoint is compared on as many documents as there is time for.
             if bits and time.monotonic() > self._end:
                 break
             bits.append(sum(map(self._bits, document.windows)))
-        found = compared(fitting[: len(bits)], bits, route.comparison.weights)
-        return [] if found.fits else [f"Its bits are not those it was judged by: {found}."]
+        result = compared(fitting[: len(bits)], bits, route.comparison.weights)
+        return [] if result.fits else [f"Its bits are not those it was judged by: {result}."]
 
     def _takes(self, tokens: list[int]) -> bool:
-        """Whether a stretch of text is none of those that it refuses for their size."""
+        """Whether a window is within the endpoint's limits on the size of a request."""
         limits, size = self._status.settings, len(json.dumps(_scoring(tokens)))
         return len(tokens) <= limits.max_prompt_tokens and size <= limits.max_body_bytes
 
@@ -236,8 +236,8 @@ class LiveEndpoint:
         deadline = min(time.monotonic() + min(BUSY_SECONDS, self._seconds), self._end)
         try:
             while True:
-                left = max(LEAST_SECONDS, self._end - time.monotonic())
-                timeout = min(self._seconds, left)
+                remaining = max(LEAST_SECONDS, self._end - time.monotonic())
+                timeout = min(self._seconds, remaining)
                 answer = self._http.request(method, path, json=body, timeout=timeout)
                 is_busy = answer.status_code == httpx.codes.TOO_MANY_REQUESTS
                 if not is_busy or time.monotonic() > deadline:
@@ -251,14 +251,14 @@ class LiveEndpoint:
 
 
 def _scoring(tokens: list[int]) -> dict[str, Any]:
-    """A request for how likely each token is, and for nothing new."""
+    """A request for the log-probabilities of these tokens that generates none."""
     return {"prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": 0}
 
 
-# Held-out text measured again by engines, where what serves is not what the evaluation measured.
-# Quantized weights are other weights. So the gate is given how candidate and incumbent score with
-# them, both in the format of `endpoint.weights`: the one that the incumbent serves in, too, as
-# soon as the settings hold.
+# Held-out text is measured again by engines if what serves differs from what the evaluation
+# measured. Quantized weights are different weights, so the gate gets the scores of candidate and
+# incumbent with them, both in the format of `endpoint.weights`: the incumbent, too, will serve in
+# that format once the settings apply.
 FINGERPRINT_KEY = "evaluation_fingerprint"
 
 
@@ -286,17 +286,20 @@ def measure_as_served(
     scores = pq.read_table(folder / SCORES_NAME)
     rows = held_out_scores(scores)
     documents = read_judged(rows, Path(spec.shards), spec.shard_stats)
-    found: dict[str, list[float]] = {}
+    bits_by_weights: dict[str, list[float]] = {}
     for role, source in (("candidate", spec.candidate), ("incumbent", spec.incumbent)):
         assert source is not None, "the registry always has one"
-        if source.fingerprint not in found:
+        if source.fingerprint not in bits_by_weights:
             report(f"{role}: measuring {len(documents)} documents in {settings.weights}")
             bits = _measure(source, role, documents, settings, conversions, folder)
-            found[source.fingerprint] = asyncio.run(bits)
+            bits_by_weights[source.fingerprint] = asyncio.run(bits)
         place = rows.column_names.index(f"score_{role}")
-        rows = rows.set_column(place, f"score_{role}", pa.array(found[source.fingerprint]))
+        rows = rows.set_column(
+            place, f"score_{role}", pa.array(bits_by_weights[source.fingerprint])
+        )
+    # A fingerprint of its own, since the scores are now those of an evaluation in this format.
     fingerprint = hash_json({"before": result[FINGERPRINT_KEY], "in": settings.weights})
-    # The base does not serve, and has no scores there.
+    # The base model does not serve, so it has no such scores.
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
     columns |= {"task": [SERVED_TASK] * len(rows), "score_base": [None] * len(rows)}
     together = pa.concat_tables([scores, pa.table(columns, schema=rows.schema)])
@@ -310,7 +313,7 @@ def measure_as_served(
 def check_engine(model: Path, settings: EndpointSettings, conversions: Path) -> None:
     """Start an engine on a model and end it; raises UserError where none runs it by the settings.
 
-    The model is one that a training begins with: of its family is what will have to be served.
+    The model is the one that training starts from: what will be served has the same architecture.
     """
     begun = ModelSource(path=str(model), fingerprint="base")
     with tempfile.TemporaryDirectory() as folder:
@@ -392,8 +395,8 @@ class ServingPlatform(ConfigurableResource, ABC):
                 again until the version has all traffic.
 
         Raises:
-            NoLongerWanted: so it was; the endpoint is free for what is wanted instead.
-            RolloutFailed: the version served before still is.
+            NoLongerWanted: it is no longer wanted; the endpoint is free for the version that is.
+            RolloutFailed: the version that served before still does.
         """
 
     def quantized(self, settings: PipelineSettings) -> Weights | None:
@@ -436,8 +439,8 @@ class LocalServingPlatform(ServingPlatform):
         report: Report,
         still_wanted: Callable[[], bool] = lambda: True,
     ) -> LiveAddress:
-        judged = judged_documents(Store(settings.store), version)
-        desired = model_to_serve(settings, version).model_copy(update={"judged": judged})
+        documents = judged_documents(Store(settings.store), version)
+        desired = model_to_serve(settings, version).model_copy(update={"judged": documents})
         endpoint = process.start(endpoint_folder(settings), desired, report, still_wanted)
         comparison, url = endpoint.route.comparison, endpoint.status.url
         return LiveAddress(
@@ -468,18 +471,18 @@ class LocalServingPlatform(ServingPlatform):
         return measure_as_served(spec, settings.endpoint, conversions, report)
 
     def latency(self, settings: PipelineSettings, report: Report) -> float | None:
-        running = process.status(endpoint_folder(settings))
-        if running is None:
+        status = process.status(endpoint_folder(settings))
+        if status is None:
             return None
         try:
-            return LiveEndpoint(running).latency()
+            return LiveEndpoint(status).latency()
         except UserError as error:
             report(f"the latency was not measured: {error}")
             return None
 
     def serves(self, settings: PipelineSettings) -> bool:
-        found = process.status(endpoint_folder(settings))
-        return found is not None and bool(found.routes)
+        status = process.status(endpoint_folder(settings))
+        return status is not None and bool(status.routes)
 
     def stop(self, settings: PipelineSettings) -> bool:
         return process.stop(endpoint_folder(settings))

@@ -35,16 +35,16 @@ def serve_decision(
 
     Args:
         name: the person's.
-        holds: whether the decision still holds where this version is wanted.
+        holds: whether the decision still holds if this version is wanted.
 
-    Raises:
-        Overruled: it does not; what is wanted instead serves.
-        UserError: as of `serve_wanted`.
+        Raises:
+            Overruled: it does not; the version that is wanted instead serves.
+            UserError: as `serve_wanted` does.
     """
-    version, served = serve_wanted(registry, serving, settings, record, report, by_person=True)
-    wanted = version.version if served.instead_of is None else served.instead_of
+    version, address = serve_wanted(registry, serving, settings, record, report, by_person=True)
+    wanted = version.version if address.instead_of is None else address.instead_of
     move = _move_to(registry.state(), wanted)
-    serves = f"Version {version.version} serves at {served.url}."
+    serves = f"Version {version.version} serves at {address.url}."
     if not holds(wanted):
         raise Overruled(f"Your decision was overruled: {_told(move)}. {serves}")
     if move.by != name.strip():
@@ -60,12 +60,11 @@ def serve_wanted(
     report: Report,
     by_person: bool = False,
 ) -> tuple[ModelVersion, LiveAddress]:
-    """Have the wanted version served; the champion is whichever serves in the end.
+    """Have the wanted version served; whichever version serves in the end becomes the champion.
 
-    Where another version becomes wanted before the first one has all traffic, that one is served,
-    and the report says who decided so. Where nothing serves and the wanted version is damaged or
-    cannot be started, one that served before and that nobody rejected is served instead, and the
-    report says so.
+    If another version becomes wanted before the first has all traffic, that one is served, and the
+    report says who decided it. If nothing serves and the wanted version is damaged or cannot start,
+    the last served version that nobody rejected is served instead, and the report says so.
 
     Args:
         record: the pipeline's, whose artifacts are compared with their manifests before they serve.
@@ -79,9 +78,9 @@ def serve_wanted(
         UserError: nothing can be served.
     """
 
-    def serve(one: ModelVersion, by: PipelineSettings, still: Callable[[], bool]) -> LiveAddress:
-        verify_model(record, one.model_url, weights=one.weights)
-        return serving.serve(by, one, report, still)
+    def serve(model: ModelVersion, by: PipelineSettings, still: Callable[[], bool]) -> LiveAddress:
+        verify_model(record, model.model_url, weights=model.weights)
+        return serving.serve(by, model, report, still)
 
     while True:
         state = registry.state()
@@ -96,32 +95,37 @@ def serve_wanted(
                 "manual decision: all traffic switches as soon as the version answers; a rollout "
                 "of this version that is under way goes through its steps first"
             )
-        chosen = _at_once(settings) if by_person else settings
+        rollout_settings = _at_once(settings) if by_person else settings
         still_wanted = _still_wanted(registry, wanted.version)
+        # If another version becomes wanted meanwhile, the loop serves that one.
         with suppress(NoLongerWanted):
             try:
-                version, served = wanted, serve(wanted, chosen, still_wanted)
+                version, address = wanted, serve(wanted, rollout_settings, still_wanted)
             except RolloutFailed as error:
                 raise RolloutFailed(f"{error}\n{_ways_on(wanted)}") from error
             except UserError as error:
-                before = _find_fallback(state)
-                if before is None or serving.serves(settings):
+                fallback = _find_fallback(state)
+                if fallback is None or serving.serves(settings):
                     raise
                 report(f"WARNING: version {wanted.version} cannot be served: {error}")
                 try:
-                    served = serve(before, settings, still_wanted)
+                    address = serve(fallback, settings, still_wanted)
                 except UserError:
                     raise error from None
-                version, served = before, served.model_copy(update={"instead_of": wanted.version})
+                version, address = (
+                    fallback,
+                    address.model_copy(update={"instead_of": wanted.version}),
+                )
                 report(
                     f"WARNING: version {version.version} serves in place of version "
                     f"{wanted.version}"
                 )
-            if served.compared:
-                report(f"engine {served.engine}: {served.compared}")
-            found = f"took over: {served.compared}" if served.compared else ""
-            if registry.confirm(version.version, found, wanted.version):
-                return version, served
+            if address.compared:
+                report(f"engine {address.engine}: {address.compared}")
+            comment = f"took over: {address.compared}" if address.compared else ""
+            # Refused if another version is wanted by now; then the loop goes on with that one.
+            if registry.confirm(version.version, comment, wanted.version):
+                return version, address
         state = registry.state()
         move = _move_to(state, state.succession[-1])
         by_person = move.by != GATE
@@ -129,25 +133,26 @@ def serve_wanted(
 
 
 def _find_fallback(state: RegistryState) -> ModelVersion | None:
-    """What serves where nothing does and the wanted version cannot: the last one that served
-    before; no model that a person rejected."""
-    served = [move.version for move in state.history if move.alias == "champion"]
+    """The version to serve if nothing serves and the wanted one cannot: the last that served before
+    and was not rejected."""
+    numbers = [move.version for move in state.history if move.alias == "champion"]
     *_, wanted = state.succession
-    known = (state.get(number) for number in reversed(served) if number != wanted)
-    return next((one for one in known if not state.is_rejected(one.weights)), None)
+    earlier = (state.get(number) for number in reversed(numbers) if number != wanted)
+    return next((version for version in earlier if not state.is_rejected(version.weights)), None)
 
 
 def _still_wanted(registry: Registry, version: int) -> Callable[[], bool]:
     """Tells whether a version is the wanted one, as of a moment ago."""
-    asked, answer = -LOOK_SECONDS, True
+    asked_at, answer = -LOOK_SECONDS, True
 
     def look() -> bool:
-        nonlocal asked, answer
-        if time.monotonic() - asked >= LOOK_SECONDS:
-            # A rollout goes on where nobody can say; it is confirmed only once somebody can.
+        nonlocal asked_at, answer
+        if time.monotonic() - asked_at >= LOOK_SECONDS:
+            # While the registry cannot be reached, the rollout goes on; it is confirmed only
+            # afterward.
             with suppress(RegistryUnreachable):
                 answer = registry.state().succession[-1:] == [version]
-            asked = time.monotonic()
+            asked_at = time.monotonic()
         return answer
 
     return look
@@ -165,11 +170,11 @@ def _told(move: Move) -> str:
 
 def _ways_on(wanted: ModelVersion) -> str:
     number = wanted.version
-    again = f"Version {number} stays wanted: materialize `endpoint` to try again"
+    hint = f"Version {number} stays wanted: materialize `endpoint` to try again"
     if wanted.is_base:
-        return f"{again}, or `llm-assets approve VERSION --reason REASON` to have another."
+        return f"{hint}, or `llm-assets approve VERSION --reason REASON` to have another."
     return (
-        f"{again}, `llm-assets approve {number} --reason REASON` to have it without the tests of a "
+        f"{hint}, `llm-assets approve {number} --reason REASON` to have it without the tests of a "
         f"rollout, or `llm-assets reject {number} --reason REASON` to give it up."
     )
 

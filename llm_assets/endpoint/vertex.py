@@ -40,7 +40,7 @@ from serving.rollout import (
 from serving.vertex.context import longest_context
 
 CHANGE_SECONDS = 900.0
-"""How long anything but a deployment may take."""
+"""Timeout of every change except a deployment."""
 
 
 class VertexEndpoint:
@@ -64,10 +64,10 @@ class VertexEndpoint:
 
     def read(self) -> Any:
         """The endpoint as it is now; raises VertexRefused where there is none."""
-        found = self.find()
-        if found is None:
+        endpoint = self.find()
+        if endpoint is None:
             raise VertexRefused(f"The endpoint {self.name} is gone: somebody deleted it.")
-        return found
+        return endpoint
 
     def url(self, deployed_id: str | None = None) -> str | None:
         """Where requests are answered; None for a private endpoint whose address nobody told.
@@ -89,8 +89,8 @@ class VertexEndpoint:
     @cached_property
     def _host(self) -> str:
         """Empty for a private endpoint whose address nobody told."""
-        told = self._vertex.settings.endpoint.private_address
-        return told or str(self.read().dedicated_endpoint_dns)
+        address = self._vertex.settings.endpoint.private_address
+        return address or str(self.read().dedicated_endpoint_dns)
 
     def create(self) -> None:
         """Make the endpoint where there is none: a dedicated one, public or private."""
@@ -116,7 +116,7 @@ class VertexEndpoint:
         request = aiplatform_v1.CreateEndpointRequest(
             parent=self._vertex.parent, endpoint=endpoint, endpoint_id=self._id
         )
-        # Another run's, or this one's whose reply was lost; whoever goes on waits until it is done.
+        # Another run created it, or this one whose reply was lost; every user waits in `settle`.
         with contextlib.suppress(AlreadyExists):
             self._vertex.change(
                 "the endpoint's creation",
@@ -169,10 +169,10 @@ class VertexEndpoint:
             raise self._vertex.refusal(doing, error) from error
 
     def split(self, shares: dict[str, int]) -> None:
-        """Set who gets how many per cent of the requests, by the ids of the deployed models.
+        """Set the percentage of the requests that each deployed model gets, by its id.
 
         Args:
-            shares: sum to 100, or are none where nobody is to be answered.
+            shares: sum to 100, or are empty if no request is to be answered.
         """
         from google.cloud import aiplatform_v1
         from google.protobuf.field_mask_pb2 import FieldMask
@@ -203,10 +203,10 @@ class VertexEndpoint:
         from google.api_core.exceptions import NotFound
 
         self.settle(CHANGE_SECONDS)
-        found = self.read()
-        if found.traffic_split:
+        endpoint = self.read()
+        if endpoint.traffic_split:
             self.split({})
-        for deployed in found.deployed_models:
+        for deployed in endpoint.deployed_models:
             self.undeploy(deployed.id)
         with contextlib.suppress(NotFound):
             self._change(
@@ -221,7 +221,7 @@ class VertexEndpoint:
     ) -> None:
         """Change the endpoint, which takes one change at a time.
 
-        Where one is under way - after a lost reply it is this very one - its end is awaited first.
+        If a change is under way (after a lost reply, this very one), its end is awaited first.
         """
         from google.api_core.exceptions import FailedPrecondition
 
@@ -237,14 +237,14 @@ class VertexEndpoint:
 PRIVATE = "its private address"
 AUTHORIZATION = '"Authorization: Bearer $(gcloud auth print-access-token)"'
 BY_ROUTE = "-openai"
-"""Ends the name of a deployed model that answers by the container's routes, not by `:predict`."""
+"""Suffix of deployed models that answer by the container's routes, not by `:predict`."""
 PROBES = 3
 SAMPLE_TOKENS = 8
 MACHINE_SECONDS = 900.0
-"""Until there are machines and the image is on them, at most."""
+"""Upper limit of the time until machines exist and have pulled the image."""
 LONGEST_REPORT = 300
 LONGEST_ID = 10**10
-"""Vertex AI takes ids of deployed models with ten digits at most."""
+"""Ids of deployed models have at most ten digits on Vertex AI."""
 
 
 class VertexServingPlatform(ServingPlatform):
@@ -265,13 +265,15 @@ class VertexServingPlatform(ServingPlatform):
         model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
         endpoint = VertexEndpoint(vertex, settings.name)
         traffic = VertexTraffic(endpoint, vertex.settings, model, version, report)
-        with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
+        with store.lease(
+            f"endpoint-{settings.name}", lambda holder: report(f"waiting for {holder}")
+        ):
             if not still_wanted():
                 raise NoLongerWanted
             files.remove(f"{store.root}/{layout.stopped(settings.name)}")
             changed = not traffic.is_alone()
             if changed:
-                # A model that the accelerators cannot hold is refused before they are paid for.
+                # A model that does not fit on the accelerators is refused before they are paid for.
                 if (memory := engine_memory(vertex.settings.endpoint)) is not None:
                     tokens = longest_context(version.model_url, memory)
                     report(f"the accelerators hold texts of up to {tokens:,} tokens")
@@ -281,7 +283,7 @@ class VertexServingPlatform(ServingPlatform):
                         roll_out(traffic, settings.endpoint.rollout, seconds, report, still_wanted)
                     )
                 except (KeyboardInterrupt, DagsterExecutionInterruptedError):
-                    # Else the machines of both versions are there, and paid for.
+                    # Otherwise the machines of both versions keep running, and are paid for.
                     report(f"canceled: version {version.version} is taken out of the endpoint")
                     _run(traffic.roll_back())
                     raise
@@ -301,15 +303,15 @@ class VertexServingPlatform(ServingPlatform):
 
     def serves(self, settings: PipelineSettings) -> bool:
         vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)))
-        found = VertexEndpoint(vertex, settings.name).find()
-        return found is not None and any(found.traffic_split.values())
+        endpoint = VertexEndpoint(vertex, settings.name).find()
+        return endpoint is not None and any(endpoint.traffic_split.values())
 
     def stop(self, settings: PipelineSettings) -> bool:
         vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)))
         endpoint = VertexEndpoint(vertex, settings.name)
         store = Store(settings.store)
         with store.lease(f"endpoint-{settings.name}"):
-            # First: else automation could deploy to machines again, which cost.
+            # First of all, so that automation does not deploy again while the endpoint is deleted.
             store.write_bytes(layout.stopped(settings.name), b"")
             if endpoint.find() is None:
                 return False
@@ -318,7 +320,7 @@ class VertexServingPlatform(ServingPlatform):
 
 
 def _run(rollout: Coroutine[Any, Any, None]) -> None:
-    """Run to the end. Unlike in `asyncio.run`, a signal ends the call that is being waited for."""
+    """Run to the end. Unlike `asyncio.run`, a signal interrupts the call that is under way."""
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(rollout)
@@ -327,8 +329,10 @@ def _run(rollout: Coroutine[Any, Any, None]) -> None:
 
 
 def _who_serves(endpoint: VertexEndpoint) -> str:
-    found = endpoint.find()
-    serving = [d for d in found.deployed_models if found.traffic_split.get(d.id)] if found else []
+    current = endpoint.find()
+    serving = (
+        [d for d in current.deployed_models if current.traffic_split.get(d.id)] if current else []
+    )
     names = " and ".join(d.display_name.replace("-", " ") for d in serving)
     return f"Still serving: {names}." if names else "No version serves."
 
@@ -336,19 +340,18 @@ def _who_serves(endpoint: VertexEndpoint) -> str:
 class VertexTraffic:
     """A new version beside those of an endpoint; see `Traffic` for what the methods promise.
 
-    By `:predict`, a version without traffic cannot be asked, so the probe is the serving image's:
-    its container is not healthy before the model has written, and one that is not is never
-    deployed. Vertex AI does not say either how a version does; so each observation sends a request
-    of its own. It is answered by one version or the other, which the answer says and a failure does
-    not. So where some fail, answers are looked at: if both versions fail alike, each of them is the
-    new one's as often as a request is.
+    With `:predict`, a version without traffic cannot be asked, so the serving image itself probes:
+    its container is healthy only after the model has generated text, and an unhealthy one is never
+    deployed. Vertex AI reports nothing about single versions, so each observation sends a request.
+    Either version may answer; an answer says which one it was, a failure does not. So once requests
+    fail, the answers are counted: if both versions fail alike, the new one gives its share of them.
+    With `endpoint.openai_routes` each version has an address: the new one is asked before it has
+    traffic, and a failure counts against a version only if the other one answers. A version with
+    the other kind of address than its predecessor takes all traffic at once: no client can use
+    both.
 
-    With `endpoint.openai_routes` each version has an address, so the new one is asked before it has
-    traffic, and a failure counts against a version where the other one answers the same. A version
-    that answers by the other way than the one before takes all traffic at once: no client has both.
-
-    The methods block: nothing else runs in a rollout's loop, and a run that is cancelled ends at
-    once, while Google goes on with what it was asked; the next run waits for that.
+    The methods block: nothing else runs in a rollout's loop, and a canceled run ends at once, while
+    Google completes the call; the next run waits for that.
     """
 
     def __init__(
@@ -376,66 +379,67 @@ class VertexTraffic:
             "service_account": settings.account_that_serves,
             "enable_access_logging": settings.endpoint.access_logging,
         }
-        # Any change of it is another deployment, since Vertex AI changes none in place.
+        # The id is a hash of the whole deployment: Vertex AI changes none in place.
         self._id = str(int(hash_json(self._deployed), 16) % LONGEST_ID)
         self._deployed["id"] = self._id
         self._new, self._old = TrafficSample(), TrafficSample()
         self._share = 0.0
         self._others: list[str] = []
-        # It shares out traffic; nothing secret comes of it.
+        # Only distributes requests, so it need not be cryptographic.
         self._random = random.Random()  # noqa: S311
         self._missing = Bets()
-        """That the new version gives fewer answers than its share."""
+        """Evidence that the new version gives fewer answers than its share."""
         self._answers: Counter[bool] = Counter()
         """By the new version and by the old one."""
         self._failures = 0
 
     def is_alone(self) -> bool:
         """Whether exactly this version, deployed in this way, is alone and has all traffic."""
-        found = self._endpoint.find()
+        endpoint = self._endpoint.find()
         return bool(
-            found
-            and [deployed.id for deployed in found.deployed_models] == [self._id]
-            and found.traffic_split.get(self._id) == 100
+            endpoint
+            and [deployed.id for deployed in endpoint.deployed_models] == [self._id]
+            and endpoint.traffic_split.get(self._id) == 100
         )
 
     async def start(self) -> bool:
-        # Longer than the container has, so that Vertex AI's own reason comes first.
+        # Longer than the container's own limit, so that Vertex AI reports its reason first.
         seconds = self._settings.endpoint.start_minutes * 60 + MACHINE_SECONDS
         self._endpoint.create()
+        # A change that a killed run began may still be under way.
         self._endpoint.settle(seconds)
-        found = self._endpoint.read()
-        others = [deployed.id for deployed in found.deployed_models if deployed.id != self._id]
+        endpoint = self._endpoint.read()
+        others = [deployed.id for deployed in endpoint.deployed_models if deployed.id != self._id]
         for deployed_id in others:
-            if not found.traffic_split.get(deployed_id):
+            if not endpoint.traffic_split.get(deployed_id):
                 self._endpoint.undeploy(deployed_id)
-        if len(others) == len(found.deployed_models):
+        if len(others) == len(endpoint.deployed_models):
             self._endpoint.deploy(self._deployed, seconds)
         if self._way and all(self._seconds_of(self._id) is None for _ in range(PROBES)):
             raise CanaryFailed(f"it answered none of {PROBES} requests to its own address")
-        found = self._endpoint.read()
-        self._others = self._serving_others(found)
-        names = {deployed.id: deployed.display_name for deployed in found.deployed_models}
+        endpoint = self._endpoint.read()
+        self._others = self._serving_others(endpoint)
+        names = {deployed.id: deployed.display_name for deployed in endpoint.deployed_models}
         return bool(self._others) and all(
             names[other].endswith(BY_ROUTE) == bool(self._way) for other in self._others
         )
 
     async def set_share(self, share: float) -> None:
-        found = self._endpoint.read()
-        old = self._others = self._serving_others(found)
+        endpoint = self._endpoint.read()
+        old = self._others = self._serving_others(endpoint)
         percent = 100 if not old else round(100 * share)
         if 0 < share < 1:
             percent = min(max(percent, 1), 100 - len(old)) if old else 100
         self._share = percent / 100
         shares = {self._id: percent} if percent else {}
         for number, deployed_id in enumerate(old if percent < 100 else []):
-            whole, rest = divmod(100 - percent, len(old))
-            shares[deployed_id] = whole + (number < rest)
-        if shares != dict(found.traffic_split):
+            base, remainder = divmod(100 - percent, len(old))
+            shares[deployed_id] = base + (number < remainder)
+        if shares != dict(endpoint.traffic_split):
             self._endpoint.split(shares)
 
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
-        # The next request is always under way, so a step does not end before both were seen.
+        # One request always counts as waiting, so no step ends before both versions were seen.
         self._new, self._old = TrafficSample(waiting=1), TrafficSample(waiting=1)
         if self._way:
             self._ask_by_address()
@@ -458,21 +462,21 @@ class VertexTraffic:
         if 0 < self._share < 1:
             self._answers[is_new] += 1
             self._missing.add(float(not is_new), 1 - self._share)
-        seen = self._new if is_new else self._old
-        seen.answered += 1
-        seen.seconds.append(time.monotonic() - started)
+        sample = self._new if is_new else self._old
+        sample.answered += 1
+        sample.seconds.append(time.monotonic() - started)
 
     def _ask_by_address(self) -> None:
-        """Ask a version as often as it has traffic, and the other one where it fails."""
+        """Ask each version in proportion to its traffic; if it fails, the other one too."""
         sides = [(self._id, self._new), (self._others[0], self._old)]
         if self._random.random() >= self._share:
             sides.reverse()
-        (asked, seen), (other, _) = sides
-        if (seconds := self._seconds_of(asked)) is not None:
-            seen.answered += 1
-            seen.seconds.append(seconds)
-        elif self._seconds_of(other) is not None:
-            seen.failed += 1
+        (asked_id, sample), (other_id, _) = sides
+        if (seconds := self._seconds_of(asked_id)) is not None:
+            sample.answered += 1
+            sample.seconds.append(seconds)
+        elif self._seconds_of(other_id) is not None:
+            sample.failed += 1
 
     def _seconds_of(self, deployed_id: str) -> float | None:
         """How long a version took to answer at its own address; None where it did not."""
@@ -508,19 +512,19 @@ class VertexTraffic:
             self._endpoint.undeploy(deployed_id)
 
     async def roll_back(self) -> None:
-        found = self._endpoint.find()
-        if found is None or self._id not in [d.id for d in found.deployed_models]:
+        endpoint = self._endpoint.find()
+        if endpoint is None or self._id not in [d.id for d in endpoint.deployed_models]:
             return
-        if self._serving_others(found):
+        if self._serving_others(endpoint):
             await self.set_share(0.0)
             time.sleep(self._settings.endpoint.drain_seconds)
-        elif found.traffic_split.get(self._id):
-            # A run before this one gave it all the traffic: without it nothing would answer.
+        elif endpoint.traffic_split.get(self._id):
+            # An earlier run gave it all the traffic: without it nothing would answer.
             return
         self._endpoint.undeploy(self._id)
 
-    def _serving_others(self, found: Any) -> list[str]:
-        split = found.traffic_split
+    def _serving_others(self, endpoint: Any) -> list[str]:
+        split = endpoint.traffic_split
         return sorted(key for key, share in split.items() if share and key != self._id)
 
     @cached_property

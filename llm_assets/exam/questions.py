@@ -1,10 +1,10 @@
-"""Makes an exam: facts that the text tells, asked for in words that it does not use.
+"""Makes an exam: facts that the text states, asked about in words that it does not use.
 
-A right answer can come from training, from a passage that retrieval finds, or from nowhere: so
-each question carries the passage that says it and the one that BM25 finds, and placebo facts that
-stand in no text are asked for like the others. What is asked about is told in text that may be
-trained on, unlike what bits per byte are measured on: held-out text measures reading, an exam
-measures knowing. At the end, how two models answered, paired by question.
+A right answer can come from training, from a passage that retrieval finds, or from nowhere. So each
+question carries the passage that states the answer and the one that BM25 finds, and placebo facts,
+which no text states, are asked about like the others. The facts are in text that may be trained on,
+unlike the text for bits per byte: held-out text measures reading, an exam measures knowing. At the
+end: how two models answered, paired by question.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from spark_jobs.runtime.parquet import find_parts
 
 CODE_VERSION = "3"
 LIBRARIES = frozenset({"bm25s"})
-"""Those that decide what retrieval finds."""
+"""The libraries that decide what retrieval finds."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
         clean_corpus: the folder of that artifact.
 
     Returns:
-        The manifest's stats: `questions`, `facts`, `placebo_questions`, `untold` (facts that no
-        document tells, which are not asked for, as subject and relation), `given_away` (those
-        left out because a question holds its answer), `retrieved_right` (share of questions whose
-        retrieved passage holds the answer).
+        The manifest's stats: `questions`, `facts`, `placebo_questions`, `untold` (subject and
+        relation of facts that no document states and that are not asked about), `given_away` (facts
+        left out because a question contains the answer), `retrieved_right` (share of questions
+        whose retrieved passage contains the answer).
 
     Raises:
         UserError: a file cannot be read, a relation has no forms or a single value, or the text
@@ -63,14 +63,14 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
             raise UserError(f"{settings.forms}: nothing under `asked` for {relation}.")
     passages = list(_passages(clean_corpus, settings.passage_words))
     telling = {fact: _telling(fact, passages) for fact in facts}
-    told = [fact for fact in facts if telling[fact]]
-    if not told:
+    stated_facts = [fact for fact in facts if telling[fact]]
+    if not stated_facts:
         raise UserError(
             f"{settings.facts}: no training document states any of its {len(facts)} facts: none "
             f"contains a subject and its value within {settings.passage_words} words "
             "(`exam.passage_words`). Does the table belong to another text?"
         )
-    about = {(fact.subject, fact.relation) for fact in told}
+    about = {(fact.subject, fact.relation) for fact in stated_facts}
     for fact in placebo:
         if (fact.subject, fact.relation) in about:
             raise UserError(
@@ -82,34 +82,34 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
                 f"document {passage.document} too. A placebo is a fact that no text states."
             )
-    given_away = [fact for fact in [*told, *placebo] if _is_given_away(fact, forms)]
-    told = [fact for fact in told if fact not in given_away]
+    given_away = [fact for fact in [*stated_facts, *placebo] if _is_given_away(fact, forms)]
+    stated_facts = [fact for fact in stated_facts if fact not in given_away]
     placebo = [fact for fact in placebo if fact not in given_away]
-    if not told:
+    if not stated_facts:
         raise UserError(
             f"{settings.facts}: the questions about all facts that the text states contain their "
             f"answers. Ask in other words in {settings.forms}, or give other facts."
         )
     questions = [
-        *_ask(told, forms, settings.choices, f"that the text states in {settings.facts}"),
+        *_ask(stated_facts, forms, settings.choices, f"that the text states in {settings.facts}"),
         *_ask(placebo, forms, settings.choices, f"in {settings.placebo}"),
     ]
     retrieved = _retrieve([question["question"] for question in questions], passages)
-    for question, found in zip(questions, retrieved, strict=True):
+    for question, hit in zip(questions, retrieved, strict=True):
         passage = telling.get(Fact(*(question[key] for key in ("subject", "relation", "value"))))
         question |= {
             "placebo": passage is None,
             "passage": asdict(passage) if passage else None,
-            "retrieved": asdict(found),
+            "retrieved": asdict(hit),
         }
     lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
     (folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
-    asked = [question for question in questions if not question["placebo"]]
-    right = [holds(question["retrieved"]["text"], question["value"]) for question in asked]
+    real_questions = [question for question in questions if not question["placebo"]]
+    right = [holds(question["retrieved"]["text"], question["value"]) for question in real_questions]
     return {
-        "questions": len(asked),
-        "facts": len(told),
-        "placebo_questions": len(questions) - len(asked),
+        "questions": len(real_questions),
+        "facts": len(stated_facts),
+        "placebo_questions": len(questions) - len(real_questions),
         "untold": [f"{f.subject}: {f.relation}" for f in facts if not telling[f]],
         "given_away": [f"{f.subject}: {f.relation}" for f in given_away],
         "retrieved_right": sum(right) / len(right),
@@ -117,7 +117,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
 
 
 def _passages(clean_corpus: str, words: int) -> Iterator[Passage]:
-    """The text that may be trained on, in stretches of so many words, each half within the next."""
+    """Training text in passages of so many words, each overlapping half of the next."""
     for part in find_parts(clean_corpus, ["id", "text", "split"], "clean_corpus"):
         for row in part.read(["id", "text", "split"]).to_pylist():
             if row["split"] != "train":
@@ -127,15 +127,15 @@ def _passages(clean_corpus: str, words: int) -> Iterator[Passage]:
 
 
 def _telling(fact: Fact, passages: Sequence[Passage]) -> Passage | None:
-    """The shortest passage that names subject and value, which says it most plainly."""
-    found = [one for one in passages if states(one.text, fact)]
-    return min(found, key=lambda one: (len(one.text), one.document), default=None)
+    """The shortest passage that names subject and value: it states the fact most plainly."""
+    matches = [passage for passage in passages if states(passage.text, fact)]
+    return min(matches, key=lambda match: (len(match.text), match.document), default=None)
 
 
 def _is_given_away(fact: Fact, forms: dict[str, Forms]) -> bool:
-    """Whether a question about the fact holds its answer: it would be right without knowing."""
-    asked = (form.format(subject=fact.subject) for form in forms[fact.relation].asked)
-    return any(holds(question.casefold(), fact.value.casefold()) for question in asked)
+    """Whether a question about the fact contains its answer, so that it tests nothing."""
+    questions = (form.format(subject=fact.subject) for form in forms[fact.relation].asked)
+    return any(holds(question.casefold(), fact.value.casefold()) for question in questions)
 
 
 def _ask(
@@ -143,8 +143,8 @@ def _ask(
 ) -> list[dict[str, Any]]:
     """The facts' questions; wrong answers are values of the same relation, drawn by a hash.
 
-    They are of these facts, so right and wrong answers were seen equally often: training on some
-    values alone would otherwise move a model towards them, whatever is asked.
+    Wrong answers are values of these facts, so they were seen as often as right ones: training on
+    some values only would move a model towards them, whatever is asked.
 
     Args:
         which: facts these are, for messages.
@@ -162,7 +162,8 @@ def _ask(
                 "wrong answer to choose. Add some with other values, or leave the relation out."
             )
         wrong = sorted(others, key=lambda v: _draw(fact, v))
-        offered = sorted([fact.value, *wrong[: choices - 1]], key=lambda v: _draw(fact, f"@{v}"))
+        # By another hash than the wrong answers, so that the place of the right one tells nothing.
+        options = sorted([fact.value, *wrong[: choices - 1]], key=lambda v: _draw(fact, f"@{v}"))
         for number, form in enumerate(forms[fact.relation].asked):
             question = form.format(subject=fact.subject)
             questions.append(
@@ -170,15 +171,15 @@ def _ask(
                 | {
                     "id": f"{fact.subject}: {fact.relation}, form {number + 1}",
                     "question": question,
-                    "choices": [continue_with(question, value) for value in offered],
-                    "answer": offered.index(fact.value),
+                    "choices": [continue_with(question, value) for value in options],
+                    "answer": options.index(fact.value),
                 }
             )
     return questions
 
 
 def _is_part(value: str, other: str) -> bool:
-    """Whether one begins with the other, which is at least as likely then, whatever is asked."""
+    """Whether one value begins with the other: the shorter one is always at least as likely."""
     shorter, longer = sorted((value.casefold(), other.casefold()), key=len)
     return longer.startswith(shorter)
 
@@ -193,10 +194,10 @@ def _retrieve(questions: Sequence[str], passages: Sequence[Passage]) -> list[Pas
 
     retriever = bm25s.BM25()
     tokenize = partial(bm25s.tokenize, token_pattern=SEARCH_TERMS, show_progress=False)
-    retriever.index(tokenize([one.text for one in passages]), show_progress=False)
-    asked = tokenize(list(questions))
-    found, _ = retriever.retrieve(asked, k=1, show_progress=False)
-    return [passages[int(numbers[0])] for numbers in found]
+    retriever.index(tokenize([passage.text for passage in passages]), show_progress=False)
+    queries = tokenize(list(questions))
+    hits, _ = retriever.retrieve(queries, k=1, show_progress=False)
+    return [passages[int(numbers[0])] for numbers in hits]
 
 
 @dataclass(frozen=True)
@@ -214,12 +215,12 @@ class AnswerPair:
 
     @property
     def relation(self) -> str:
-        """What of the subject was asked for."""
+        """What was asked about the subject."""
         return str(self.question["relation"])
 
     @property
     def document(self) -> str | None:
-        """The one that says the answer; None where no text does."""
+        """The document that states the answer; None for a placebo."""
         passage = self.question["passage"]
         return passage["document"] if passage else None
 
@@ -235,14 +236,14 @@ class AnswerPair:
 
 
 def find_exam(evaluation: Artifact) -> Artifact | None:
-    """The exam that an evaluation's models took; None where none was, or it is no longer there."""
+    """The exam that an evaluation's models took; None if they took none, or if it is gone."""
     return evaluation.store.find_named("exam", evaluation.manifest.inputs.get("exam", ""))
 
 
 def read_answers(evaluation: Artifact, before: str, after: str = "candidate") -> list[AnswerPair]:
     """The answers of two roles of an `eval_metrics` artifact.
 
-    Empty where one of them took no exam, or where the exam is no longer in the store.
+    Empty if one of them took no exam, or if the exam is no longer in the store.
     """
     exam = find_exam(evaluation)
     if exam is None or not evaluation.stats.get("exam"):
@@ -251,14 +252,16 @@ def read_answers(evaluation: Artifact, before: str, after: str = "candidate") ->
     scores = pq.read_table(evaluation.path / TASK_SCORES_NAME)
     if not {f"score_{before}", f"score_{after}"} <= set(scores.schema.names):
         return []
-    found = []
+    pairs = []
     for row in scores.to_pylist():
         question = questions.get(row["sample"])
         if question and row["task"] in EXAM_TASKS and row["metric"] == METRIC:
             right = (row[f"score_{role}"] for role in (before, after))
-            said = (question["choices"][row[f"chosen_{role}"]].strip() for role in (before, after))
-            found.append(AnswerPair(row["task"], question, *right, *said))
-    return found
+            choices = (
+                question["choices"][row[f"chosen_{role}"]].strip() for role in (before, after)
+            )
+            pairs.append(AnswerPair(row["task"], question, *right, *choices))
+    return pairs
 
 
 def exam_shares(
@@ -266,12 +269,12 @@ def exam_shares(
 ) -> list[tuple[str, float | None, float | None]]:
     """Condition, and the shares of right answers of an earlier role and of the candidate, by the
     stats of an `eval_metrics` artifact."""
-    asked = {task: stats["metrics"].get(f"{task}_{METRIC}") for task in EXAM_TASKS}
+    by_task = {task: stats["metrics"].get(f"{task}_{METRIC}") for task in EXAM_TASKS}
     return [
         (
             task.removeprefix("exam_").replace("_", " "),
             *(roles.get(role, {}).get("value") for role in (before, "candidate")),
         )
-        for task, roles in asked.items()
+        for task, roles in by_task.items()
         if roles
     ]

@@ -33,8 +33,8 @@ class ExamSettings(Settings):
     def content(self) -> dict[str, Any]:
         """What decides the questions, for the fingerprint: files count by what they hold."""
         paths = {"facts": self.facts, "forms": self.forms, "placebo": self.placebo}
-        held = {name: sha256_of(path) for name, path in paths.items() if path}
-        return self.model_dump(mode="json") | held
+        hashes = {name: sha256_of(path) for name, path in paths.items() if path}
+        return self.model_dump(mode="json") | hashes
 
     def chosen(self) -> dict[str, Any]:
         """What people choose: facts arrive as text does; how they are asked about is a choice."""

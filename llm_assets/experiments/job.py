@@ -1,7 +1,7 @@
 """Which settings make the better model? The asset `experiments`, a partition for each trial.
 
-First what is tried: settings with several values each, in all combinations. Then what came of a
-trial, and the table of all of them. Last the trial itself, in the step of the asset.
+First, what is tried: settings with several values each, in all combinations. Then the result of a
+trial, and the table of all results. Last, the trial itself, in the step of the asset.
 """
 
 import json
@@ -65,7 +65,7 @@ from recipes.evaluation.settings import (
 from recipes.settings import package_of
 
 SECTIONS = ("raw_corpus", "clean_corpus", "study", "tokenized_shards", "base_model", "checkpoint")
-"""Whose settings decide what a model is; the others say how it is measured and where it serves."""
+"""Sections that decide what a model is; the others say how it is measured and served."""
 MOST_TRIALS = 100
 
 
@@ -83,7 +83,7 @@ class Trial:
 
 
 def _shown(value: Any) -> str:
-    """What `parse_changes` reads as the value."""
+    """The value as `parse_changes` reads it back."""
     try:
         is_plain = isinstance(value, str) and yaml.safe_load(f"[{value}]") == [value]
     except (yaml.YAMLError, ValueError):
@@ -111,7 +111,8 @@ def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
             changes[key] = yaml.safe_load(f"[{values}]")
             json.dumps(changes[key])
         except (yaml.YAMLError, ValueError, TypeError) as error:
-            # A ValueError is also a date that is none, and a TypeError one that is.
+            # YAML raises ValueError for a date that does not exist; JSON raises TypeError for one
+            # that does.
             raise UserError(
                 f"{key}: {values!r} is no list of values such as 1,2,3. A date is a text in "
                 f"""quotes: {key}='"2024-01-31"'."""
@@ -138,17 +139,18 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
             )
         if not isinstance(values, list) or not values:
             raise UserError(f"{key}: give a list with at least one value, not {values!r}.")
-        shown = [_shown(value) for value in values]
-        if len(set(shown)) < len(shown):
-            raise UserError(f"{key}: a value appears twice in {', '.join(shown)}.")
-    # Before they are made: there may be more than memory holds.
+        texts = [_shown(value) for value in values]
+        if len(set(texts)) < len(texts):
+            raise UserError(f"{key}: a value appears twice in {', '.join(texts)}.")
+    # Before the combinations are built: there may be more than memory holds.
     if (combinations := math.prod(map(len, changes.values()))) > MOST_TRIALS:
         raise UserError(
             f"These are {combinations:,} combinations, but an experiment may have at most "
             f"{MOST_TRIALS}. Try fewer values at once."
         )
     trials = [
-        Trial(dict(zip(changes, chosen, strict=True))) for chosen in product(*changes.values())
+        Trial(dict(zip(changes, combination, strict=True)))
+        for combination in product(*changes.values())
     ]
     for trial in trials:
         changed_settings(pipeline_file, trial.changes)
@@ -157,9 +159,9 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
 
 SPLIT = "validation"
 """Whoever picks the best of several models picks chance along with it. On held-out text that would
-be spent from the gate's promise; validation text is there to choose by."""
+use up the gate's promise; validation text is there to choose by."""
 CONFIDENCE = 0.95
-"""With which the intervals of all trials hold together (Bonferroni)."""
+"""Joint confidence of the intervals of all trials (Bonferroni)."""
 COLUMNS = ("settings", "score", "gain", "interval", "verdict", "training", "cost")
 Finding = Literal["better", "worse", "not told apart", "too few documents", "failed"]
 
@@ -205,34 +207,34 @@ def read_result(
         trials: how many there are; the more, the wider the intervals.
     """
     stats, price = measured.stats, settings.automation.cost_per_hour
-    told: dict[str, Any] = {"trial": trial} | training_cost(checkpoint.stats, price)
+    common: dict[str, Any] = {"trial": trial} | training_cost(checkpoint.stats, price)
     if stats["faults"]:
-        return TrialResult(verdict="failed", reason=" ".join(stats["faults"].values()), **told)
+        return TrialResult(verdict="failed", reason=" ".join(stats["faults"].values()), **common)
     metric = Metric.model_validate(stats["metric"])
     reference = "incumbent" if "incumbent" in stats["models"] else "base"
-    # Of either side of the interval, and of each trial alone.
+    # For one side of one trial's interval (Bonferroni).
     level = (1 - CONFIDENCE) / 2 / trials
     scores = pq.read_table(measured.path / SCORES_NAME)
-    found = compare(scores, metric, SPLIT, reference, level)
+    comparison = compare(scores, metric, SPLIT, reference, level)
     score = stats["metrics"][f"{SPLIT}_{metric.name}"]["candidate"]["value"]
     if score is None:
-        return TrialResult(verdict="failed", reason="Its scores are not finite numbers.", **told)
+        return TrialResult(verdict="failed", reason="Its scores are not finite numbers.", **common)
     return TrialResult(
-        verdict=finding(found, settings.model_version.gate),
+        verdict=finding(comparison, settings.model_version.gate),
         reference=reference,
         metric=metric.name,
         score=score,
-        gain=found.gain,
-        gain_low=found.surest_gain,
-        gain_high=found.largest_gain,
-        documents=found.clusters,
+        gain=comparison.gain,
+        gain_low=comparison.surest_gain,
+        gain_high=comparison.largest_gain,
+        documents=comparison.clusters,
         evaluation=stats["evaluation_fingerprint"],
-        **told,
+        **common,
     )
 
 
 def finding(found: Comparison, gate: GateSettings) -> Finding:
-    """What a comparison says; what would not matter to the gate is no gain here either."""
+    """What a comparison shows; a gain too small for the gate is no gain here either."""
     low, high = found.surest_gain, found.largest_gain
     if found.clusters < gate.minimum_documents:
         return "too few documents"
@@ -243,45 +245,47 @@ def finding(found: Comparison, gate: GateSettings) -> Finding:
 
 def ranked(results: Iterable[TrialResult]) -> list[TrialResult]:
     """The largest gain first, what failed last."""
-    return sorted(results, key=lambda one: -(one.gain if one.gain is not None else float("-inf")))
+    return sorted(
+        results, key=lambda result: -(result.gain if result.gain is not None else float("-inf"))
+    )
 
 
 def rows(results: Iterable[TrialResult]) -> list[tuple[str, ...]]:
     """The table's rows in words, in the order of COLUMNS; keys by their last part."""
     return [
         (
-            _short(one.trial),
-            _number(one.score),
-            _number(one.gain, "+"),
-            f"{_number(one.gain_low, '+')} to {_number(one.gain_high, '+')}",
-            one.verdict + (f": {one.reason}" if one.reason else ""),
-            "" if one.training_seconds is None else format_duration(one.training_seconds),
-            "" if one.cost is None else f"{one.cost:.2f}",
+            _short(result.trial),
+            _number(result.score),
+            _number(result.gain, "+"),
+            f"{_number(result.gain_low, '+')} to {_number(result.gain_high, '+')}",
+            result.verdict + (f": {result.reason}" if result.reason else ""),
+            "" if result.training_seconds is None else format_duration(result.training_seconds),
+            "" if result.cost is None else f"{result.cost:.2f}",
         )
-        for one in ranked(results)
+        for result in ranked(results)
     ]
 
 
 def caption(results: Iterable[TrialResult]) -> str:
     """What the figures of the table are."""
-    measured = [one for one in results if one.gain is not None]
+    measured = [result for result in results if result.gain is not None]
     if not measured:
         return "Nothing could be measured."
-    one = measured[0]
-    against = "the wanted version" if one.reference == "incumbent" else "the base model"
+    head = measured[0]
+    reference_name = "the wanted version" if head.reference == "incumbent" else "the base model"
     metrics = dict.fromkeys(other.metric.replace("_", " ") for other in measured)
-    told = (
-        f"Score: {' or '.join(metrics)} on {one.documents} independent validation documents; gain "
-        f"over {against}, all intervals together at {CONFIDENCE:.0%}. Nothing was promoted."
+    text = (
+        f"Score: {' or '.join(metrics)} on {head.documents} independent validation documents; gain "
+        f"over {reference_name}, all intervals together at {CONFIDENCE:.0%}. Nothing was promoted."
     )
     if len(metrics) > 1:
-        return f"{told} Scores and gains in different metrics cannot be compared."
+        return f"{text} Scores and gains in different metrics cannot be compared."
     if len({other.evaluation for other in measured}) > 1:
-        told += (
+        text += (
             " The trials were not all measured on the same text in the same way, so small "
             "differences between them say nothing."
         )
-    return told
+    return text
 
 
 def _short(trial: str) -> str:
@@ -293,9 +297,9 @@ def _number(value: float | None, sign: str = "") -> str:
     return "?" if value is None else f"{value:{sign}.4f}"
 
 
-# A trial is the graph up to the checkpoint, and a measurement, with a record of its own; what is
-# equal among trials is made once. Neither the registry nor the endpoint is among what it makes, so
-# it moves neither.
+# A trial is the graph up to the checkpoint, and a measurement, with a record of its own; what
+# trials have in common is made once. Neither registry nor endpoint is part of it, so it moves
+# neither.
 @stage(code_version=CODE_VERSION, group="model", kinds={"pytorch"}, pool="training")
 def trial_metrics(
     context: AssetExecutionContext,
@@ -307,9 +311,9 @@ def trial_metrics(
     base_model: Artifact,
 ) -> BuildPlan:
     """The trial's model, its base and the wanted version, measured on validation text."""
-    # The metric that decides, and nothing besides.
-    alone = {"generation": GenerationSettings(samples=0), "tasks": ()}
-    settings = pipeline.settings.measured.model_copy(update=alone)
+    # Only the deciding metric: no samples, no tasks.
+    only_metric = {"generation": GenerationSettings(samples=0), "tasks": ()}
+    settings = pipeline.settings.measured.model_copy(update=only_metric)
     shards = pipeline.record.current("tokenized_shards")
     inputs = {"tokenized_shards": shards.fingerprint}
     wanted = registry.open(pipeline).find("wanted")
@@ -336,7 +340,7 @@ STAGES = (
     *(raw_corpus, clean_corpus, exam, study, base_model, tokenized_shards, checkpoint),
     trial_metrics,
 )
-"""What a trial makes; the exam, which is not taken, for the words that a study must not use."""
+"""What a trial makes; of the exam, only the words that a study must not use are needed."""
 
 
 class TrialPipeline(PipelineResource):
@@ -362,15 +366,15 @@ def trial_record(pipeline: PipelineResource, trial: str) -> Pipeline:
 
 
 def _begin_record(pipeline: PipelineResource, trial: Pipeline) -> None:
-    """Begin with what is current in the pipeline's; corpora that the trial made before stay on
-    record, since what is forgotten is erased from them, too."""
-    history, before = pipeline.record.history(), trial.history().assets
-    for name in (one.name for one in STAGES_OF_TEXT if one.name in before):
-        made = before[name]
-        own = history.assets.setdefault(name, made)
-        known = {one.fingerprint for one in (own.current, *own.previous)}
-        earlier = (made.current, *made.previous)
-        own.previous += [one for one in earlier if one.fingerprint not in known]
+    """Begin with the pipeline's current artifacts; corpora that the trial made before stay on
+    record, because forgetting erases text from them, too."""
+    history, trial_assets = pipeline.record.history(), trial.history().assets
+    for name in (step.name for step in STAGES_OF_TEXT if step.name in trial_assets):
+        trial_entry = trial_assets[name]
+        target = history.assets.setdefault(name, trial_entry)
+        fingerprints = {entry.fingerprint for entry in (target.current, *target.previous)}
+        earlier = (trial_entry.current, *trial_entry.previous)
+        target.previous += [entry for entry in earlier if entry.fingerprint not in fingerprints]
     pipeline.store.write_bytes(trial.path, history.model_dump_json(indent=2).encode())
 
 
@@ -380,9 +384,9 @@ def run_trial(
     trial: Trial,
     resources: Mapping[str, Any],
 ) -> list[str]:
-    """Make what a trial is about, in the step of `experiments`; the stages that were not there.
+    """Make what a trial needs, in the step of `experiments`; returns the stages that were built.
 
-    Its record begins with what is current in the pipeline's, so held-out documents stay held out,
+    Its record begins with the pipeline's current artifacts, so held-out documents stay held out,
     and what the pipeline has made already is used.
 
     Args:
@@ -392,26 +396,27 @@ def run_trial(
         UserError: what hinders a stage.
     """
     _begin_record(pipeline, trial_record(pipeline, trial.name))
-    opened = TrialPipeline(
+    trial_pipeline = TrialPipeline(
         config_path=pipeline.config_path, changes=trial.changes, trial=trial.name
     )
-    made = []
+    names = []
     for made_by in STAGES:
-        is_asked = made_by is not exam or opened.settings.study is not None
-        if opened.settings.leaves_out(made_by.name) or not is_asked:
+        is_asked = made_by is not exam or trial_pipeline.settings.study is not None
+        if trial_pipeline.settings.leaves_out(made_by.name) or not is_asked:
             continue
         context.log.info(f"{made_by.name} of the trial {trial.name}")
-        made_by.materialize({**resources, "context": context, "pipeline": opened}, {})
+        made_by.materialize({**resources, "context": context, "pipeline": trial_pipeline}, {})
+        # `PipelineResource.make` adds it to the output of the step.
         if (context.get_output_metadata("result") or {})["made_now"]:
-            made.append(made_by.name)
-    return made
+            names.append(made_by.name)
+    return names
 
 
 ASSET = "experiments"
 RESULT = "result"
 """Name of the metadata that holds a trial's whole result."""
 UI_COLUMNS = ("settings", "gain", "interval", "verdict")
-"""Those of the table's columns that fit the UI; the others are metadata by themselves."""
+"""Columns of the table that fit the UI; the others are metadata of their own."""
 
 
 def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
@@ -441,9 +446,9 @@ def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
         resources = {"spark": spark, "training": training, "registry": registry, "serving": serving}
         with user_faults(pipeline):
             name = context.partition_key
-            made = run_trial(context, pipeline, read_trial(pipeline, name), resources)
+            names = run_trial(context, pipeline, read_trial(pipeline, name), resources)
             done = _results(context.instance, pipeline, name)
-            return MaterializeResult(metadata=_metadata(done[name], done, made))
+            return MaterializeResult(metadata=_metadata(done[name], done, names))
 
     return experiments
 
@@ -471,10 +476,9 @@ def read_trial(pipeline: PipelineResource, name: str) -> Trial:
 def _results(
     instance: DagsterInstance, pipeline: PipelineResource, newest: str
 ) -> dict[str, TrialResult]:
-    """The results of all trials measured against what the newest was and in its metric, the table's
-    rows.
+    """The results of all trials with the newest one's reference and metric: the rows of the table.
 
-    Their intervals hold together, whichever of the partitions was the best by chance.
+    Their intervals hold jointly, whichever partition happens to look best.
     """
     settings = pipeline.settings
     names = instance.get_dynamic_partitions(str(partitions(settings).name))
@@ -484,22 +488,25 @@ def _results(
             "for it. What was built is kept: add the partition again and materialize it, and the "
             "result is there at once."
         )
-    found, references = {}, {}
+    results, references = {}, {}
     for name in names:
         record = trial_record(pipeline, name)
-        checkpoint, measured = map(record.find_current, ("checkpoint", "trial_metrics"))
-        if checkpoint and measured:
-            found[name] = read_result(settings, name, checkpoint, measured, len(names))
-            references[name] = measured.manifest.inputs.get("incumbent"), measured.stats["metric"]
-    return {name: found[name] for name in found if references[name] == references[newest]}
+        checkpoint, evaluation = map(record.find_current, ("checkpoint", "trial_metrics"))
+        if checkpoint and evaluation:
+            results[name] = read_result(settings, name, checkpoint, evaluation, len(names))
+            references[name] = (
+                evaluation.manifest.inputs.get("incumbent"),
+                evaluation.stats["metric"],
+            )
+    return {name: results[name] for name in results if references[name] == references[newest]}
 
 
 def _metadata(
-    result: TrialResult, done: Mapping[str, TrialResult], made: Sequence[str]
+    result: TrialResult, done: Mapping[str, TrialResult], stages: Sequence[str]
 ) -> dict[str, Any]:
     """Of one result, with the table of all so far."""
     figures = {"score", "gain", "gain_low", "gain_high", "training_seconds", "cost"}
-    shown = (
+    table_rows = (
         # The UI breaks cells at spaces.
         [row[COLUMNS.index(name)].replace("=", " = ") for name in UI_COLUMNS]
         for row in rows(done.values())
@@ -507,9 +514,9 @@ def _metadata(
     return {
         "summary": f"{result.trial}: {result.verdict}",
         "verdict": result.verdict,
-        "trials": table(UI_COLUMNS, shown),
+        "trials": table(UI_COLUMNS, table_rows),
         "measured": caption(done.values()),
-        "made": ", ".join(made) or "nothing; everything existed already",
+        "made": ", ".join(stages) or "nothing; everything existed already",
         **readable(result.model_dump(include=figures, exclude_none=True)),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
     }

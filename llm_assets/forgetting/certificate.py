@@ -1,7 +1,7 @@
 """What is stated about texts that were forgotten: in-toto's format, signed in a DSSE envelope.
 
-Statements say what was done, and what a search of the corpora found afterwards. Both are held
-against a store by `examine`, which searches again.
+Statements say what was done, and what a search of the corpora found afterwards. `examine` compares
+both with a store, and searches again.
 
 securesystemslib reads, writes and verifies the envelopes by a plain ed25519 key, as it does for TUF
 and in-toto; any program that knows DSSE can check a certificate without this project.
@@ -72,9 +72,9 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:llm-assets:forgetting:v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 DIGEST = "llmAssetsTextHash"
-"""Of a subject: the hash that a document's cleaned text is known by in corpora and shards."""
+"""Digest of a subject: the hash that identifies a document's cleaned text in corpora and shards."""
 REPLACES = "replaces"
-"""In the stats of a checkpoint that was made once more: the one without the mask."""
+"""Key in the stats of a repeated checkpoint: the one that was trained without the mask."""
 
 
 class Reading(Record):
@@ -107,9 +107,9 @@ class Search(Record):
     similarity: float = SIMILARITY
     """The least share that counts."""
     texts: list[str]
-    """Those that were looked for, by their hash; of the others exact copies alone are found."""
+    """Hashes of the texts searched for; of all others, only exact copies are found."""
     corpora: list[str]
-    """Fingerprints of the clean corpora, which were searched with the texts on their record."""
+    """Fingerprints of the clean corpora; texts on their record were searched, too."""
     found: dict[str, float]
     """Ids of the documents in them that hold a text, to the similarity."""
 
@@ -135,22 +135,22 @@ class Forgetting(Record):
 
 
 def replacements(store: Store, current: Artifact | None) -> list[Replacement]:
-    """The runs behind a checkpoint that were made once more, oldest first."""
-    found: list[Replacement] = []
+    """The repeated runs behind a checkpoint, oldest first."""
+    runs: list[Replacement] = []
     while current and REPLACES in current.stats:
-        before = store.find_named("checkpoint", current.stats[REPLACES])
-        found.append(
+        replaced = store.find_named("checkpoint", current.stats[REPLACES])
+        runs.append(
             Replacement(
                 before=current.stats[REPLACES],
                 after=current.fingerprint,
-                weights_before=weights_of(before) if before else {},
+                weights_before=weights_of(replaced) if replaced else {},
                 weights_after=weights_of(current),
                 masked=current.stats["masked"],
             )
         )
         start = current.manifest.inputs.get(START_INPUT)
         current = store.find_named("checkpoint", start) if start else None
-    return found[::-1]
+    return runs[::-1]
 
 
 def weights_of(checkpoint: Artifact) -> dict[str, str]:
@@ -164,30 +164,29 @@ def weights_of(checkpoint: Artifact) -> dict[str, str]:
 
 def readings(store: Store, state: RegistryState, texts: Sequence[str]) -> list[Reading]:
     """The versions that were trained on one of the texts, and when."""
-    found = []
+    results = []
     for version in state.versions:
         lessons = lessons_of(runs_behind(store, state, version), texts)
         steps: dict[str, set[int]] = {}
         for lesson in (one for of_text in lessons.values() for one in of_text):
             steps.setdefault(lesson.run.checkpoint, set()).update(lesson.steps)
         if steps:
-            found.append(
+            results.append(
                 Reading(
                     version=version.version,
                     checkpoint=version.model_fingerprint,
                     steps={run: sorted(of_run) for run, of_run in steps.items()},
                 )
             )
-    return found
+    return results
 
 
 def find_doubtful(
     store: Store, state: RegistryState, known: Collection[int]
 ) -> dict[int, list[str]]:
-    """Versions that may have been trained on a text: the names of the runs behind each of which
-    there is no record.
+    """Versions that may have been trained on a text: number to the runs without a record.
 
-    Those that are withdrawn, or whose weights are gone, are left out; the one that serves is not.
+    Without those that are withdrawn or whose weights are gone, except the one that serves.
 
     Args:
         known: versions that were trained on it, which are left out, too.
@@ -200,8 +199,8 @@ def find_doubtful(
         if version.version in known or not (may_serve or version == serving):
             continue
         runs = runs_behind(store, state, version)
-        if unknown := [run.name for run in runs if run.record is None]:
-            doubtful[version.version] = unknown
+        if unrecorded := [run.name for run in runs if run.record is None]:
+            doubtful[version.version] = unrecorded
     return doubtful
 
 
@@ -215,20 +214,22 @@ def search_corpora(
     """The documents, and texts on record, that hold one: rows of `forgotten.SIMILAR_SCHEMA`."""
     from spark_jobs.runtime.session import end_local_session, local_session
 
-    parts = [part for one in corpora if (read := read_history(one.url)) for part in read.parts]
+    parts = [
+        part for corpus in corpora if (read := read_history(corpus.url)) for part in read.parts
+    ]
     if not texts or not parts:
         return SIMILAR_SCHEMA.empty_table()
     if store.is_local:
-        # Spark's tasks would say it many times over.
+        # Checked here once: each of Spark's tasks would report the same fault.
         files.need_writable(Path(store.cache))
     spark = local_session()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            found = find_similar(spark, parts, texts, signatures, scratch, store.cache, report)
+            matches = find_similar(spark, parts, texts, signatures, scratch, store.cache, report)
     finally:
         end_local_session()
-    # What lies in several corpora is one document.
-    return found.group_by(SIMILAR_SCHEMA.names).aggregate([]).sort_by("id")
+    # The same document may be in several corpora.
+    return matches.group_by(SIMILAR_SCHEMA.names).aggregate([]).sort_by("id")
 
 
 def search_again(
@@ -240,16 +241,15 @@ def search_again(
 ) -> tuple[Search, pa.Table]:
     """Look for documents of the list in the corpora that may no longer hold their text.
 
-    Args:
-        erased: whether that is all of them; otherwise those that were made since.
+    erased: whether none of the corpora may hold the text; otherwise only those made since.
 
     Returns:
         What was done, and rows of `forgotten.SIMILAR_SCHEMA`.
     """
     folder = forgotten_folder(record.store, record.name)
     cleaning = read_list(record.store, record.name).for_cleaning(folder)
-    texts = {one.text_hash for one in documents}
-    searched = [text for text in cleaning.searched if text.text_hash in texts]
+    texts = {entry.text_hash for entry in documents}
+    searched_texts = [text for text in cleaning.searched if text.text_hash in texts]
     since = min(document.at for document in documents)
     corpora = [
         corpus
@@ -257,14 +257,14 @@ def search_again(
         for corpus in made_by(record, state, kind)
         if erased or corpus.manifest.created_at > since
     ]
-    signatures = read_signatures(cleaning.signatures) if searched else {}
-    found = search_corpora(record.store, corpora, searched, signatures, report)
+    signatures = read_signatures(cleaning.signatures) if searched_texts else {}
+    matches = search_corpora(record.store, corpora, searched_texts, signatures, report)
     search = Search(
-        texts=[text.text_hash for text in searched],
+        texts=[text.text_hash for text in searched_texts],
         corpora=[corpus.fingerprint for corpus in corpora],
-        found=dict(zip(found["id"].to_pylist(), found["similarity"].to_pylist(), strict=True)),
+        found=dict(zip(matches["id"].to_pylist(), matches["similarity"].to_pylist(), strict=True)),
     )
-    return search, found
+    return search, matches
 
 
 def issue(
@@ -274,9 +274,9 @@ def issue(
     search: Search,
     key: Path,
 ) -> str:
-    """Sign the statement on some documents of the list, whose texts are its subjects, with the key
-    of a file; gives the certificate's place in the store."""
-    texts = sorted({one.text_hash for one in documents if one.text_hash})
+    """Sign a statement about documents of the list, whose texts are its subjects, with the key in a
+    file; returns the certificate's place in the store."""
+    texts = sorted({document.text_hash for document in documents if document.text_hash})
     read_by = readings(record.store, state, texts)
     replaced = replacements(record.store, record.find_current("checkpoint")) if read_by else []
     predicate = Forgetting(
@@ -284,7 +284,7 @@ def issue(
         at=datetime.now(UTC),
         documents=list(documents),
         read_by=read_by,
-        replaced=[one for one in replaced if set(texts) <= set(one.masked)],
+        replaced=[replacement for replacement in replaced if set(texts) <= set(replacement.masked)],
         erased=True,
         search=search,
     )
@@ -314,42 +314,44 @@ def read_certificates(store: Store, pipeline: str) -> list[Forgetting]:
     folder = layout.certificates(pipeline)
     names = fnmatch.filter(store.list_folder(folder), "*.json")
     paths = [f"{store.root}/{folder}/{name}" for name in names]
-    stated = [read_statement(read_signed(path)[0], path) for path in paths]
-    return sorted(stated, key=lambda one: one.at)
+    statements = [read_statement(read_signed(path)[0], path) for path in paths]
+    return sorted(statements, key=lambda statement: statement.at)
 
 
 def restore_list(store: Store, pipeline: str) -> None:
-    """Write a list that cannot be read, or is an older one, again: from its second copy, and from
-    the certificates beside it.
+    """Rewrite a list that cannot be read or is outdated from its second copy and the certificates.
 
-    What is in neither, since `llm-assets forget` was interrupted, is not on it; where the copy is
-    lost as well, what was wanted again since is forgotten.
+    Entries that are in neither, because `llm-assets forget` was interrupted, are missing. If the
+    copy is lost as well, documents that were wanted again since count as forgotten.
     """
     place, certificates = layout.forgotten(pipeline), read_certificates(store, pipeline)
     copy = find_copy(store, pipeline)
-    listed = copy.model_copy(deep=True)
-    known = {(one.id, one.text_hash) for one in listed.documents}
-    certified = {(d.id, d.text_hash): d for one in certificates for d in one.documents}
-    listed.documents += [one for key, one in certified.items() if key not in known]
-    gone = {one.checkpoint for one in listed.withdrawn}
-    listed.withdrawn += [
-        WithdrawnVersion(version=one.version, checkpoint=one.checkpoint, at=stated.at)
-        for stated in certificates
-        for one in stated.read_by
-        if one.checkpoint not in gone
+    restored = copy.model_copy(deep=True)
+    known_keys = {(document.id, document.text_hash) for document in restored.documents}
+    certified = {
+        (d.id, d.text_hash): d for certificate in certificates for d in certificate.documents
+    }
+    restored.documents += [document for key, document in certified.items() if key not in known_keys]
+    checkpoints = {version.checkpoint for version in restored.withdrawn}
+    restored.withdrawn += [
+        WithdrawnVersion(version=reading.version, checkpoint=reading.checkpoint, at=statement.at)
+        for statement in certificates
+        for reading in statement.read_by
+        if reading.checkpoint not in checkpoints
     ]
-    if listed != copy:
-        listed.changes += 1
-    # At no moment is there no list, which would say that nothing was forgotten.
+    if restored != copy:
+        # One more than in the copy, so that this list counts as the newest.
+        restored.changes += 1
+    # The damaged list is copied, not moved: without a list, nothing would count as forgotten.
     store.write_bytes(layout.damaged(place), store.read_bytes(place) or b"")
-    store.write_bytes(place, listed.model_dump_json(indent=2).encode())
-    kept, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
-    copy_signatures(store, listed, copies, kept)
+    store.write_bytes(place, restored.model_dump_json(indent=2).encode())
+    source, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
+    copy_signatures(store, restored, copies, source)
     keep_copy(store, pipeline)
 
 
 def open_signer(path: Path) -> CryptoSigner:
-    """The key of a file, which is made where there is none; beside it lies the public one.
+    """The key in a file, which is created with the public key beside it if there is none.
 
     Raises:
         UserError: the file holds no ed25519 key.
@@ -364,7 +366,7 @@ def open_signer(path: Path) -> CryptoSigner:
             ) from None
     signer = CryptoSigner.generate_ed25519()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # For its owner's eyes alone before there is anything in it.
+    # Readable only by its owner before there is anything in it.
     path.touch(0o600, exist_ok=False)
     path.write_bytes(signer.private_bytes)
     path.with_suffix(".pub").write_bytes(_public_key(signer))
@@ -380,7 +382,7 @@ def sign(statement: dict[str, Any], signer: CryptoSigner) -> bytes:
 
 
 def _public_key(signer: CryptoSigner) -> bytes:
-    """In PEM, as other programs read it; securesystemslib itself writes bare hexadecimal."""
+    """In PEM, which other programs read; securesystemslib itself writes bare hexadecimal."""
     public = load_pem_private_key(signer.private_bytes, None).public_key()
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
@@ -390,8 +392,9 @@ def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str
 
     Args:
         path: of the file, or its URL.
-        trusted: a public key in PEM; without one, the envelope's own is taken, which shows that
-            nothing was changed, and not who signed.
+        trusted: a public key in PEM; without one, the envelope's own is used, which shows that
+        nothing
+            was changed, but not who signed.
 
     Raises:
         UserError: it cannot be read, was changed, or another key signed it.
@@ -422,7 +425,7 @@ def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str
     return statement, key.keyid
 
 
-# What a certificate states, held against a store: each thing that holds, does not, or is not known.
+# What a certificate states, compared with a store: each statement holds, does not, or is unknown.
 Finding = tuple[bool | None, str]
 """Whether something holds, None where nobody can know; and what, in words."""
 
@@ -435,79 +438,85 @@ def examine(
     Raises:
         DamagedArtifact: the list, or a file of signatures, cannot be read.
     """
-    listed = read_list(record.store, record.name)
-    active = {one.id for one in listed.active}
-    undone = {one.id: one.undone for one in listed.documents if one.id not in active}
-    documents = [one for one in stated.documents if one.id not in undone]
-    texts = {one.text_hash for one in documents if one.text_hash}
-    for one in stated.documents:
-        if one.text_hash and (wanted := undone.get(one.id)):
-            yield None, f"{one.id} is wanted again since {wanted}: later corpora may contain it"
-    left = texts & set(listed.texts)
-    every = f"{len(left):,} of {len(texts):,} texts are kept out of every later corpus"
-    yield left == texts, every
-    held: set[str] = set()
+    forgotten = read_list(record.store, record.name)
+    active = {entry.id for entry in forgotten.active}
+    undone = {entry.id: entry.undone for entry in forgotten.documents if entry.id not in active}
+    documents = [entry for entry in stated.documents if entry.id not in undone]
+    texts = {entry.text_hash for entry in documents if entry.text_hash}
+    for entry in stated.documents:
+        if entry.text_hash and (undo := undone.get(entry.id)):
+            yield None, f"{entry.id} is wanted again since {undo}: later corpora may contain it"
+    remaining = texts & set(forgotten.texts)
+    text = f"{len(remaining):,} of {len(texts):,} texts are kept out of every later corpus"
+    yield remaining == texts, text
+    found_texts: set[str] = set()
     if documents:
-        search, similar = search_again(record, state, documents, stated.erased, report)
-        held = set(similar["text_hash"].to_pylist())
-        decided = {one.text_hash for one in listed.active if one.similar == "keep"}
-        # What holds a text is found by that text.
-        own = {one.text_hash for one in documents if one.text_hash and one.similarity is None}
-        left = own - set(search.texts)
-        for texts_left, why in (
-            (left & decided, "a person chose --similar keep"),
-            (left - decided, "no signature of them is kept"),
+        search, matches = search_again(record, state, documents, stated.erased, report)
+        found_texts = set(matches["text_hash"].to_pylist())
+        kept_by_person = {entry.text_hash for entry in forgotten.active if entry.similar == "keep"}
+        # Documents that hold a text of another are found by that text.
+        own_texts = {
+            entry.text_hash for entry in documents if entry.text_hash and entry.similarity is None
+        }
+        remaining = own_texts - set(search.texts)
+        for texts_left, reason in (
+            (remaining & kept_by_person, "a person chose --similar keep"),
+            (remaining - kept_by_person, "no signature of them is kept"),
         ):
             if texts_left:
-                yield None, f"only exact copies of {len(texts_left):,} text(s) are found: {why}"
-        if held:
-            yield False, f"documents in corpora contain their text: {tell_similar(similar)}"
+                yield None, f"only exact copies of {len(texts_left):,} text(s) are found: {reason}"
+        if found_texts:
+            yield False, f"documents in corpora contain their text: {tell_similar(matches)}"
         elif search.texts:
             texts_sought, corpora = len(search.texts), len(search.corpora)
-            where = f"{texts_sought:,} texts were looked for in {corpora:,} corpora"
-            yield True, f"{where}: no document holds {search.similarity:.0%} of one"
-    yield from _of_versions(record.store, state, stated, sorted(texts | held))
+            scope = f"{texts_sought:,} texts were looked for in {corpora:,} corpora"
+            yield True, f"{scope}: no document holds {search.similarity:.0%} of one"
+    yield from _of_versions(record.store, state, stated, sorted(texts | found_texts))
     for replacement in stated.replaced:
         yield _of_weights(record.store, replacement)
     if stated.erased:
         holders = find_holders(record, state, ForgottenList(documents=documents))
-        named = ", ".join(f"{one.manifest.kind}/{one.fingerprint}" for one in holders)
-        but = f", but for {named}" if holders else ""
+        names = ", ".join(
+            f"{artifact.manifest.kind}/{artifact.fingerprint}" for artifact in holders
+        )
+        but = f", but for {names}" if holders else ""
         yield not holders, f"no snapshot, corpus, shard, exam or evaluation holds them{but}"
 
 
 def _of_versions(
     store: Store, state: RegistryState, stated: Forgetting, texts: list[str]
 ) -> Iterator[Finding]:
-    known = {one.version for one in readings(store, state, texts)}
-    doubtful = find_doubtful(store, state, known)
+    readers = {reading.version for reading in readings(store, state, texts)}
+    doubtful = find_doubtful(store, state, readers)
     if serving := state.find("champion") or state.find("wanted"):
         name = f"version {serving.version}, which serves,"
-        if serving.version in known:
+        if serving.version in readers:
             yield False, f"{name} was trained on some of them"
         elif serving.version not in doubtful:
             yield True, f"{name} was trained on none of them"
-    for version, unknown in doubtful.items():
-        gone = f"there is no record of {', '.join(unknown)}"
-        yield None, f"version {version} may have been trained on some of them: {gone}"
-    for one in stated.read_by:
-        rejected = state.is_rejected(state.get(one.version).weights)
-        there = store.exists("checkpoint", one.checkpoint)
-        weights = "its weights are still there" if there else "its weights are gone"
+    for version, unrecorded in doubtful.items():
+        reason = f"there is no record of {', '.join(unrecorded)}"
+        yield None, f"version {version} may have been trained on some of them: {reason}"
+    for reading in stated.read_by:
+        rejected = state.is_rejected(state.get(reading.version).weights)
+        is_stored = store.exists("checkpoint", reading.checkpoint)
+        weights = "its weights are still there" if is_stored else "its weights are gone"
         is_now = "is withdrawn" if rejected else "is not withdrawn"
-        yield rejected, f"version {one.version}, which was trained on them, {is_now}; {weights}"
+        yield rejected, f"version {reading.version}, which was trained on them, {is_now}; {weights}"
 
 
-def _of_weights(store: Store, one: Replacement) -> Finding:
-    made = store.find_named("checkpoint", one.after)
-    name = f"checkpoint {one.after}, which replaces {one.before},"
-    if made is None:
+def _of_weights(store: Store, replacement: Replacement) -> Finding:
+    checkpoint = store.find_named("checkpoint", replacement.after)
+    name = f"checkpoint {replacement.after}, which replaces {replacement.before},"
+    if checkpoint is None:
         return False, f"{name} is no longer in {store.root}"
-    found = weights_of(made)
+    weights = weights_of(checkpoint)
     if store.is_local:
-        there = {path: Path(made.url, path) for path in one.weights_after}
-        found = {path: sha256_of(str(file)) for path, file in there.items() if file.exists()}
-    holds = found == one.weights_after
+        weight_files = {path: Path(checkpoint.url, path) for path in replacement.weights_after}
+        weights = {
+            path: sha256_of(str(file)) for path, file in weight_files.items() if file.exists()
+        }
+    holds = weights == replacement.weights_after
     has = "has the weights" if holds else "has other weights than those"
     return holds, f"{name} {has} that the certificate states"
 
@@ -515,35 +524,37 @@ def _of_weights(store: Store, one: Replacement) -> Finding:
 def train_again(store: Store, one: Replacement, report: Report) -> Finding:
     """Train a run from its beginning with the mask, and compare the weights.
 
-    To the bit the same come out on one worker of a processor of the same kind, with the same
-    versions of the libraries, as long as nothing else that the run read was forgotten. Nothing of
-    the store is changed.
+    With one worker on the same kind of processor, and the same versions of the libraries, the
+    weights agree bit for bit, as long as nothing else that the run read was forgotten. The store
+    is not changed.
     """
     name, place = f"checkpoint {one.after}", f"{layout.run(one.after)}/{SPEC_NAME}"
     if not store.has_file(place):
         return None, f"{name} cannot be trained again: {place} is no longer in {store.root}"
     spec = read_spec(f"{store.root}/{place}", TrainingSpec)
     with tempfile.TemporaryDirectory() as folder:
-        ours = spec.model_copy(
+        own_spec = spec.model_copy(
             update={"run_folder": f"{folder}/run", "export_folder": f"{folder}/{MODEL_FOLDER}"}
         )
-        stated = Path(folder, "run", SPEC_NAME)
-        ours.write(stated)
+        spec_path = Path(folder, "run", SPEC_NAME)
+        own_spec.write(spec_path)
         report(f"{name} is trained from its beginning, with {len(spec.masked):,} texts masked")
-        ended = run_to_end(command(stated, 1))
-        if ended.returncode:
-            return False, f"{name} could not be trained: {ended.stderr.strip()[-500:]}"
-        made = {
+        result = run_to_end(command(spec_path, 1))
+        if result.returncode:
+            return False, f"{name} could not be trained: {result.stderr.strip()[-500:]}"
+        weights = {
             f"{MODEL_FOLDER}/{file.path}": (file.sha256, file.crc32c)
-            for file in describe_folder(Path(ours.export_folder))
+            for file in describe_folder(Path(own_spec.export_folder))
         }
-    wanted = one.weights_after
-    # A certificate has the one or the other of each file.
-    if made.keys() != wanted.keys() or any(wanted[path] not in made[path] for path in made):
+    expected = one.weights_after
+    # A certificate has one of the two checksums per file: jobs in the cloud write CRC-32C.
+    if weights.keys() != expected.keys() or any(
+        expected[path] not in weights[path] for path in weights
+    ):
         shards = store.find_named("tokenized_shards", spec.inputs["tokenized_shards"])
         erased = set(shards.stats.get("erased", ())) - set(spec.hidden) if shards else set()
         if erased:
-            # What the run read, or chose its best weights by, may have been among them.
+            # The run may have been trained on these, or chosen its best weights by them.
             return None, (
                 f"{name} does not come out again: its shards have lost {len(erased):,} text(s) "
                 "that were forgotten since"
@@ -556,5 +567,5 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
 
 
 def is_here(record: Pipeline, stated: Forgetting) -> bool:
-    """Whether this store is one that the statement can be held against."""
+    """Whether the statement is about this store's pipeline."""
     return record.name == stated.pipeline and bool(read_list(record.store, record.name).documents)

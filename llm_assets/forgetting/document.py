@@ -36,7 +36,7 @@ class DocumentHistory:
     """All that is on record of a document."""
 
     story: DocumentStory | None
-    """None of one that is in no corpus any more."""
+    """None if no corpus contains it any more."""
     exposure: Exposure | None
     """Which versions were trained on it, as far as is known; None without a story."""
     lessons: list[Lesson]
@@ -47,36 +47,37 @@ class DocumentHistory:
     earlier: Sequence[EarlierText] = ()
     """Its other texts, newest first, as far as they are still in the store."""
     absence: str = ""
-    """Why it is not in the current corpus, in words, where nobody forgot it."""
+    """Why it is not in the current corpus, in words, if nobody forgot it."""
 
     def __str__(self) -> str:
-        earlier = [f"before, {one.exposure}" for one in self.earlier]
+        earlier = [f"before, {text.exposure}" for text in self.earlier]
         if self.story is None and self.forgotten:
             lines = [f"{self.forgotten[0]}; it is in no corpus any more"]
             lines += [f"before, it was trained on by {lesson}" for lesson in self.lessons]
             return "\n  ".join([*lines, *earlier])
-        told = (self.story, self.absence, self.derivation, self.exposure, *self.forgotten)
-        return "\n  ".join([*(str(one) for one in told if one), *earlier])
+        parts = (self.story, self.absence, self.derivation, self.exposure, *self.forgotten)
+        return "\n  ".join([*(str(part) for part in parts if part), *earlier])
 
     def as_json(self) -> dict[str, Any]:
         """The same as JSON values."""
-        told: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if self.story and self.exposure:
-            told = asdict(self.story) | {"exposure": asdict(self.exposure)}
+            values = asdict(self.story) | {"exposure": asdict(self.exposure)}
         elif self.forgotten:
             entry = self.forgotten[0].model_dump(mode="json")
-            told = {"forgotten": entry, "lessons": [asdict(lesson) for lesson in self.lessons]}
+            values = {"forgotten": entry, "lessons": [asdict(lesson) for lesson in self.lessons]}
         if self.derivation:
-            told["derivation"] = self.derivation
+            values["derivation"] = self.derivation
         earlier = [
-            {"text_hash": one.text_hash, "exposure": asdict(one.exposure)} for one in self.earlier
+            {"text_hash": text.text_hash, "exposure": asdict(text.exposure)}
+            for text in self.earlier
         ]
-        return told | ({"earlier": earlier} if earlier else {})
+        return values | ({"earlier": earlier} if earlier else {})
 
 
 def find_document(record: Pipeline, state: RegistryState, identifier: str) -> DocumentHistory:
     """Look a document up; raises UserError where nothing of that id is known."""
-    listed = read_list(record.store, record.name).documents
+    forgotten = read_list(record.store, record.name).documents
     is_derived = DERIVED in identifier
     corpus = record.current("study" if is_derived else "clean_corpus")
     shards = record.find_current("tokenized_shards")
@@ -86,24 +87,24 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
         folder = str(shards.path) if shards else None
         story = explain_document(corpus.url, folder, stats, identifier)
     except UserError as error:
-        entries = [one for one in listed if one.id == identifier]
+        entries = [entry for entry in forgotten if entry.id == identifier]
         earlier = _earlier_texts(record, state, runs, identifier)
         if not entries and not earlier:
             raise
-        texts = list(dict.fromkeys(one.text_hash for one in entries if one.text_hash))
+        texts = list(dict.fromkeys(entry.text_hash for entry in entries if entry.text_hash))
         lessons = [lesson for of_text in lessons_of(runs, texts).values() for lesson in of_text]
         absence = "" if entries else str(error)
         return DocumentHistory(None, None, lessons, entries, None, earlier, absence)
-    kept = {"id": story.survivor, "source": story.source, "split": story.split}
-    (exposure,) = exposures(runs, [kept | {"text_hash": story.text_hash}])
-    same = [
-        one
-        for one in listed
-        if story.text_hash == one.text_hash or (story.survivor == one.id and not one.numbered)
+    row = {"id": story.survivor, "source": story.source, "split": story.split}
+    (exposure,) = exposures(runs, [row | {"text_hash": story.text_hash}])
+    matching = [
+        entry
+        for entry in forgotten
+        if story.text_hash == entry.text_hash or (story.survivor == entry.id and not entry.numbered)
     ]
     derivation = _derivation(corpus, story.survivor) if is_derived else None
     earlier = _earlier_texts(record, state, runs, identifier, story.text_hash)
-    return DocumentHistory(story, exposure, exposure.lessons, same, derivation, earlier)
+    return DocumentHistory(story, exposure, exposure.lessons, matching, derivation, earlier)
 
 
 def _earlier_texts(
@@ -113,20 +114,21 @@ def _earlier_texts(
     identifier: str,
     now: str = "",
 ) -> list[EarlierText]:
-    """The texts of an id, without that of `now`, in the corpora that are still there: each once,
-    newest first."""
+    """Other texts of an id than `now` in the corpora that still exist: each once, newest first."""
     kind = "study" if DERIVED in identifier else "clean_corpus"
     urls = [corpus.url for corpus in made_by(record, state, kind, with_trials=False)]
     folders = [folder for url in urls for folder in (url, f"{url}/{PAST_FOLDER}")]
-    columns, chosen = ["id", "source", "split", "text_hash"], pc.field("id") == identifier
+    columns, condition = ["id", "source", "split", "text_hash"], pc.field("id") == identifier
     parts = open_parts(folders, [*columns, "text"])
-    found = parts.to_table(columns, filter=chosen & (pc.field("text_hash") != now)).to_pylist()
-    # Texts are long, and most documents have one.
-    texts = parts.to_table(["text_hash", "text"], filter=chosen).to_pylist() if found else []
-    said = {row["text_hash"]: row["text"] or "" for row in texts}
-    rows = list({row["text_hash"]: row for row in reversed(found)}.values())[::-1]
+    versions = parts.to_table(
+        columns, filter=condition & (pc.field("text_hash") != now)
+    ).to_pylist()
+    # Read only if needed: texts are long, and most documents have just one.
+    texts = parts.to_table(["text_hash", "text"], filter=condition).to_pylist() if versions else []
+    text_by_hash = {row["text_hash"]: row["text"] or "" for row in texts}
+    rows = list({row["text_hash"]: row for row in reversed(versions)}.values())[::-1]
     return [
-        EarlierText(row["text_hash"], said[row["text_hash"]], exposure)
+        EarlierText(row["text_hash"], text_by_hash[row["text_hash"]], exposure)
         for row, exposure in zip(rows, exposures(runs, rows), strict=True)
     ]
 
@@ -134,7 +136,7 @@ def _earlier_texts(
 def _derivation(study: Artifact, identifier: str) -> str:
     rows = read_table(f"{study.url}/{DERIVATIONS_NAME}", DERIVATION_SCHEMA.names)
     (row,) = rows.filter(pc.equal(rows["id"], identifier)).to_pylist()
-    by = "its facts in other forms"
+    method = "its facts in other forms"
     if row["generator"]:
-        by = f"{row['generator']}, prompt {row['prompt']}, seed {row['seed']}"
-    return f"made from {row['document']}: {by}"
+        method = f"{row['generator']}, prompt {row['prompt']}, seed {row['seed']}"
+    return f"made from {row['document']}: {method}"

@@ -2,8 +2,8 @@
 
 What is on the list is in no later corpus and in no later training. It is erased from snapshots,
 corpora, shards, evaluations and caches. An artifact keeps its name, its other documents and their
-order; of a forgotten one stay its id and the hash of its text. So runs can still be made once more
-over the same rows.
+order; of a forgotten document, its id and the hash of its text remain. So runs can still be
+repeated over the same rows.
 """
 
 import contextlib
@@ -52,20 +52,20 @@ FORGOTTEN_INPUT = "forgotten"
 """Name of the list's digest among a clean corpus's inputs; absent while the list is empty."""
 
 PLAN = "plan "
-"""Begins the line by which a listing of what would be forgotten names its plan."""
+"""Prefix of the line in which a listing names its plan."""
 
 Similar = Literal["drop", "keep"]
-"""What a person decided of documents that hold a forgotten text."""
+"""What a person decided about other documents that hold a forgotten text."""
 
 
 class Record(BaseModel):
-    """What is kept on the list or in a certificate: it does not change, nor has it unknown keys."""
+    """Entry of the list or a certificate: immutable, and without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ForgetDecision(Record):
-    """What somebody decided of a document, and why."""
+    """Who decided about a document, and why."""
 
     by: str = Field(min_length=1)
     reason: str = Field(min_length=1)
@@ -81,20 +81,20 @@ class ForgottenDocument(ForgetDecision):
     id: str
     source: str
     text_hash: str | None
-    """None of a copy that was dropped in its cluster, and of a document without text."""
+    """None for a copy that was dropped with its cluster, and for a document without text."""
     survivor: str | None = None
-    """Of such a copy, the document that was kept in its place; of a document that was forgotten
-    since it holds another's text, that one: with other text it may come back."""
+    """For such a copy, the document kept in its place; for a document forgotten because it holds
+    another's text, that other one: with a different text it may return."""
     similarity: float | None = None
     """Of these two texts (`spark_jobs.clean.forgotten`)."""
     signature: str | None = None
-    """File with the signature of its text, in the folder of the certificates; None where documents
+    """File with the signature of its text, in the folder of the certificates; None if documents
     that hold it are not looked for, as in lists of earlier versions of this program."""
     similar: Similar | None = None
     """None where nobody decided: what holds its text is dropped, as long as that is little."""
     numbered: bool = False
-    """Whether its id is a row's number in its file, which another row has as soon as one before it
-    goes: then it is known by its text alone."""
+    """Whether its id is a row number in a file, which passes to another row once an earlier row
+    is removed: then only its text identifies it."""
     undone: ForgetDecision | None = None
     """That it is wanted again."""
 
@@ -124,7 +124,7 @@ class ForgottenList(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     changes: int = 0
-    """So far; by them an older list, from a backup, is known."""
+    """Number of changes so far, by which an outdated list from a backup is noticed."""
     documents: list[ForgottenDocument] = []
     withdrawn: list[WithdrawnVersion] = []
 
@@ -135,18 +135,18 @@ class ForgottenList(BaseModel):
 
     @property
     def ids(self) -> list[str]:
-        """Under which no document may come back, whatever its text."""
-        lasting = [one for one in self.active if not one.numbered]
-        return sorted({d.id for d in lasting if d.survivor is None or d.text_hash is None})
+        """Ids under which no document may return, whatever its text."""
+        by_id = [document for document in self.active if not document.numbered]
+        return sorted({d.id for d in by_id if d.survivor is None or d.text_hash is None})
 
     @property
     def texts(self) -> list[str]:
         """Hashes of the texts, each once."""
-        return sorted({one.text_hash for one in self.active if one.text_hash})
+        return sorted({document.text_hash for document in self.active if document.text_hash})
 
     def refuse_withdrawn(self, version: int) -> None:
         """Raise UserError for a version that was trained on what was forgotten since."""
-        since = next((one.at for one in self.withdrawn if one.version == version), None)
+        since = next((entry.at for entry in self.withdrawn if entry.version == version), None)
         if since is not None:
             raise UserError(
                 f"Version {version} was withdrawn on {since:%Y-%m-%d}, because it was trained on "
@@ -156,27 +156,27 @@ class ForgottenList(BaseModel):
 
     def for_cleaning(self, folder: str = "") -> ForgottenTexts:
         """What cleaning leaves out, whose signatures lie in a folder."""
-        signed = [one for one in self.active if one.signature and one.similar != "keep"]
+        signed = [entry for entry in self.active if entry.signature and entry.similar != "keep"]
         searched = {
-            text: ForgottenText(id=one.id, text_hash=text, confirmed=one.similar == "drop")
-            for one in signed
-            if (text := one.text_hash)
+            text: ForgottenText(id=entry.id, text_hash=text, confirmed=entry.similar == "drop")
+            for entry in signed
+            if (text := entry.text_hash)
         }
         return ForgottenTexts(
             ids=tuple(self.ids),
             texts=tuple(self.texts),
             searched=tuple(searched[text] for text in sorted(searched)),
-            signatures=tuple(sorted({f"{folder}/{one.signature}" for one in signed})),
+            signatures=tuple(sorted({f"{folder}/{entry.signature}" for entry in signed})),
         )
 
     def inputs(self) -> dict[str, str]:
         """Its part of a clean corpus's inputs."""
         if not self.documents:
             return {}
-        beside = {"signatures", "similar", "similar_ids"}
-        content = self.for_cleaning().model_dump(mode="json", exclude=beside)
+        excluded = {"signatures", "similar", "similar_ids"}
+        content = self.for_cleaning().model_dump(mode="json", exclude=excluded)
         # An earlier corpus of the same text lacks what is wanted again since.
-        undone = sorted(one.id for one in self.documents if one.undone)
+        undone = sorted(document.id for document in self.documents if document.undone)
         return {FORGOTTEN_INPUT: hash_json(content | {"undone": undone})[:20]}
 
 
@@ -189,17 +189,17 @@ def read_list(store: Store, pipeline: str) -> ForgottenList:
     """The list of a pipeline, empty where nothing was forgotten; raises DamagedArtifact."""
     place = layout.forgotten(pipeline)
     content = store.read_bytes(place)
-    beside = store.list_folder(layout.certificates(pipeline)) if content is None else []
-    if any(name.endswith(".json") for name in beside):
+    names = store.list_folder(layout.certificates(pipeline)) if content is None else []
+    if any(name.endswith(".json") for name in names):
         raise _damaged(f"{store.root}/{place}", "is no longer there, though certificates are")
-    listed = _parse(content, f"{store.root}/{place}")
+    forgotten = _parse(content, f"{store.root}/{place}")
     newest = find_copy(store, pipeline)
-    if listed.changes < newest.changes:
+    if forgotten.changes < newest.changes:
         raise _damaged(
             f"{store.root}/{place}",
-            f"is an older one: it reflects {listed.changes} of {newest.changes} changes",
+            f"is an older one: it reflects {forgotten.changes} of {newest.changes} changes",
         )
-    return listed
+    return forgotten
 
 
 def find_copy(store: Store, pipeline: str) -> ForgottenList:
@@ -210,16 +210,16 @@ def find_copy(store: Store, pipeline: str) -> ForgottenList:
     return ForgottenList()
 
 
-def _parse(content: bytes | None, where: str) -> ForgottenList:
+def _parse(content: bytes | None, place: str) -> ForgottenList:
     try:
         return ForgottenList.model_validate_json(b"{}" if content is None else content)
     except ValidationError as error:
-        raise _damaged(where, f"cannot be read ({error.errors()[0]['msg']})") from None
+        raise _damaged(place, f"cannot be read ({error.errors()[0]['msg']})") from None
 
 
-def _damaged(where: str, fault: str) -> DamagedArtifact:
+def _damaged(place: str, fault: str) -> DamagedArtifact:
     return DamagedArtifact(
-        f"{where}, which lists what was forgotten, {fault}: no corpus is built while forgotten "
+        f"{place}, which lists what was forgotten, {fault}: no corpus is built while forgotten "
         "text could come back. Restore the file from a backup of the store, or rewrite it from its "
         "second copy and the certificates beside it with: llm-assets doctor --repair"
     )
@@ -231,21 +231,21 @@ def add_to_list(
     documents: Sequence[ForgottenDocument] = (),
     withdrawn: Sequence[WithdrawnVersion] = (),
 ) -> None:
-    """Enter documents and versions; what is on the list already stays as it was entered."""
+    """Enter documents and versions; entries that are on the list already stay unchanged."""
 
-    def enter(listed: ForgottenList) -> None:
-        before = listed.documents
-        known = {(d.id, d.text_hash): n for n, d in enumerate(before) if d.undone is None}
-        for one in documents:
-            place = known.get((one.id, one.text_hash))
+    def enter(forgotten: ForgottenList) -> None:
+        entries = forgotten.documents
+        place_of = {(d.id, d.text_hash): n for n, d in enumerate(entries) if d.undone is None}
+        for document in documents:
+            place = place_of.get((document.id, document.text_hash))
             if place is None:
-                listed.documents.append(one)
-            elif one.numbered:
-                # A row that was there again has its number until now.
-                at = max(one.at, before[place].at)
-                before[place] = before[place].model_copy(update={"at": at})
-        gone = {one.checkpoint for one in listed.withdrawn}
-        listed.withdrawn += [one for one in withdrawn if one.checkpoint not in gone]
+                forgotten.documents.append(document)
+            elif document.numbered:
+                # The row was back in a corpus, so its number identified it until now.
+                at = max(document.at, entries[place].at)
+                entries[place] = entries[place].model_copy(update={"at": at})
+        recorded = {entry.checkpoint for entry in forgotten.withdrawn}
+        forgotten.withdrawn += [entry for entry in withdrawn if entry.checkpoint not in recorded]
 
     _change(store, pipeline, enter)
 
@@ -253,51 +253,52 @@ def add_to_list(
 def change_documents(
     store: Store, pipeline: str, chosen: Callable[[ForgottenDocument], bool], **update: Any
 ) -> None:
-    """Change what the list says of some documents, of those that nobody wanted again."""
+    """Change the entries of some documents, among those that nobody wanted again."""
 
-    def enter(listed: ForgottenList) -> None:
-        listed.documents = [
-            one.model_copy(update=update) if one.undone is None and chosen(one) else one
-            for one in listed.documents
+    def enter(forgotten: ForgottenList) -> None:
+        forgotten.documents = [
+            entry.model_copy(update=update) if entry.undone is None and chosen(entry) else entry
+            for entry in forgotten.documents
         ]
 
     _change(store, pipeline, enter)
 
 
 def give_up_signatures(store: Store, pipeline: str, file: str) -> None:
-    """Set a damaged file of signatures aside: of its texts exact copies alone are found then."""
-    change_documents(store, pipeline, lambda one: one.signature == file, signature=None)
+    """Set a damaged file of signatures aside; of its texts, only exact copies are found then."""
+    change_documents(store, pipeline, lambda document: document.signature == file, signature=None)
     store.set_aside(f"{layout.certificates(pipeline)}/{file}")
 
 
 def _change(store: Store, pipeline: str, enter: Callable[[ForgottenList], None]) -> None:
-    """Change the list as one step, and then its copy."""
+    """Change the list atomically, then its copy."""
     place = layout.forgotten(pipeline)
 
     def change(content: bytes | None) -> bytes | None:
-        listed = _parse(content, f"{store.root}/{place}")
-        before = listed.model_copy(deep=True)
-        enter(listed)
-        if listed == before:
+        forgotten = _parse(content, f"{store.root}/{place}")
+        original = forgotten.model_copy(deep=True)
+        enter(forgotten)
+        if forgotten == original:
             return None
-        listed.changes += 1
-        return listed.model_dump_json(indent=2).encode()
+        # Counted, so that an older list from a backup is noticed.
+        forgotten.changes += 1
+        return forgotten.model_dump_json(indent=2).encode()
 
     store.update(place, change)
     keep_copy(store, pipeline)
 
 
 def keep_copy(store: Store, pipeline: str) -> None:
-    """Write the list a second time, unless that copy is newer, and the signatures."""
-    listed = read_list(store, pipeline)
-    kept, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
-    copy_signatures(store, listed, kept, copies)
+    """Copy the list, unless the copy is newer, and the signatures."""
+    forgotten = read_list(store, pipeline)
+    source, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
+    copy_signatures(store, forgotten, source, copies)
 
     def change(content: bytes | None) -> bytes | None:
         with contextlib.suppress(DamagedArtifact):
-            if _parse(content, place).changes >= listed.changes:
+            if _parse(content, place).changes >= forgotten.changes:
                 return None
-        return listed.model_dump_json(indent=2).encode()
+        return forgotten.model_dump_json(indent=2).encode()
 
     place = layout.forgotten_copy(pipeline)
     store.update(place, change)
@@ -305,7 +306,7 @@ def keep_copy(store: Store, pipeline: str) -> None:
 
 def copy_signatures(store: Store, listed: ForgottenList, source: str, target: str) -> None:
     """Copy the files of a list that one folder of the store has and another has not."""
-    names = {one.signature for one in listed.active if one.signature}
+    names = {document.signature for document in listed.active if document.signature}
     for name in sorted(names - set(store.list_folder(target))):
         content = store.read_bytes(f"{source}/{name}")
         if content is not None:
@@ -324,17 +325,17 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
         DamagedArtifact: a manifest or a file cannot be read.
     """
     for artifact, contents, stats in _without_texts(record, state, listed):
-        if written := rewrite(artifact, contents, stats, REASON):
+        if rewritten := rewrite(artifact, contents, stats, REASON):
             name = f"{artifact.manifest.kind} {artifact.fingerprint}"
-            report(f"{name}: {len(written):,} file(s) rewritten without the text.")
+            report(f"{name}: {len(rewritten):,} file(s) rewritten without the text.")
     for kind in KINDS:
         for fingerprint in _names(record, state, kind):
             try:
                 drop_retired_examples(record.store, kind, fingerprint)
             except DamagedArtifact:
-                # What cannot be read explains nothing, and may hold first words.
+                # A damaged manifest explains nothing, and may hold the first words of documents.
                 files.remove(f"{record.store.root}/{layout.retired(kind, fingerprint)}")
-    # What a page quotes of the text is set in it, so it goes as a whole.
+    # A version's page quotes text in its HTML, so the whole page is removed.
     for version in state.versions:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     if listed.active:
@@ -346,7 +347,7 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
 
 
 def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[Artifact]:
-    """What a pipeline has made and that still holds a text of a list."""
+    """The artifacts of a pipeline that still hold a text of a list."""
     return [
         artifact
         for artifact, contents, stats in _without_texts(record, state, listed)
@@ -357,33 +358,34 @@ def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) 
 def find_brought_back(
     record: Pipeline, state: RegistryState, listed: ForgottenList
 ) -> list[Artifact]:
-    """Those that were there when their texts were erased: of a backup, or erasure was interrupted.
+    """Holders that existed when their texts were erased: restored from a backup, or missed because
+    erasure was interrupted.
 
-    A snapshot that was made since holds what its sources still do, and no corpus is made of it.
+    A later snapshot contains what its sources still do, but no corpus is made from those documents.
     """
     if not listed.active:
         return []
-    last = max(one.at for one in listed.active)
+    last = max(document.at for document in listed.active)
     holders = find_holders(record, state, listed)
-    return [one for one in holders if one.manifest.created_at < last]
+    return [artifact for artifact in holders if artifact.manifest.created_at < last]
 
 
 def _without_texts(
     record: Pipeline, state: RegistryState, listed: ForgottenList
 ) -> Iterator[tuple[Artifact, Iterator[tuple[str, bytes]], dict[str, Any]]]:
-    """All that a pipeline made, each with those of its files that hold a text, without it, and with
-    its stats then.
+    """All artifacts of a pipeline, each with its files that hold a text, rewritten without it, and
+    its stats afterwards.
 
-    Clean corpora come first: they alone know which other documents of their snapshot had the texts,
-    and still know it when the rows are gone.
+    Clean corpora come first: they alone know which other documents of their snapshot had the
+    texts, and still know it after the rows are gone.
     """
     ids = set(listed.ids)
     raw_ids: dict[str, set[str]] = {}
 
     def numbers(artifact: Artifact, are_later: bool) -> set[str]:
-        # Rows that had the number when it was forgotten, or others that have had it since.
-        made = artifact.manifest.created_at
-        return {n.id for n in listed.active if n.numbered and (n.at <= made) is are_later}
+        # Either rows that had the number when it was forgotten, or others that have had it since.
+        created = artifact.manifest.created_at
+        return {n.id for n in listed.active if n.numbered and (n.at <= created) is are_later}
 
     for corpus in made_by(record, state, "clean_corpus"):
         gone = ids | _ids_of(corpus, ids, set(listed.texts))
@@ -400,7 +402,7 @@ def _without_texts(
     everywhere = ids.union(*raw_ids.values())
 
     def gone_from(artifact: Artifact) -> set[str]:
-        # By their numbers too: corpora that are rewritten no longer tell which rows had the texts.
+        # By row numbers too: rewritten corpora no longer tell which rows had the texts.
         before = everywhere | numbers(artifact, are_later=False)
         return before - numbers(artifact, are_later=True)
 
@@ -416,7 +418,7 @@ def _without_texts(
 def made_by(
     record: Pipeline, state: RegistryState, kind: str, with_trials: bool = True
 ) -> Iterator[Artifact]:
-    """What the pipeline and its trials have made of a kind, as far as it is still there."""
+    """The existing artifacts of a kind that the pipeline and its trials have made."""
     for fingerprint in _names(record, state, kind, with_trials):
         artifact = find_rewritable(record.store, kind, fingerprint)
         if artifact:
@@ -426,9 +428,9 @@ def made_by(
 def _names(
     record: Pipeline, state: RegistryState, kind: str, with_trials: bool = True
 ) -> list[str]:
-    """Fingerprints of what they ever made of it."""
+    """Fingerprints of everything of this kind that they have ever made."""
     versions = (version.lineage.get(kind) for version in state.versions)
-    tried = [name for one in record.trials() for name in one.known(kind)] if with_trials else []
+    tried = [name for trial in record.trials() for name in trial.known(kind)] if with_trials else []
     return list(dict.fromkeys([*record.known(kind), *filter(None, versions), *tried]))
 
 
@@ -436,31 +438,31 @@ def find_derived(
     record: Pipeline, state: RegistryState, documents: Collection[str]
 ) -> dict[str, list[dict[str, str]]]:
     """Document to `id`, `source`, `text_hash` and `text` of each text that was made from it."""
-    found: dict[str, dict[str, dict[str, str]]] = {document: {} for document in documents}
-    wanted, columns = pa.array(sorted(documents), pa.string()), [*RAW_COLUMNS, "text_hash"]
+    derived: dict[str, dict[str, dict[str, str]]] = {document: {} for document in documents}
+    document_ids, columns = pa.array(sorted(documents), pa.string()), [*RAW_COLUMNS, "text_hash"]
     for study in made_by(record, state, "study"):
         for part in find_parts(study.url, columns, "study"):
             rows = part.read(columns)
-            for row in rows.filter(_are_of(rows["id"], wanted)).to_pylist():
-                found[document_of(row["id"])][row["text_hash"]] = row
-    return {document: list(rows.values()) for document, rows in found.items()}
+            for row in rows.filter(_are_of(rows["id"], document_ids)).to_pylist():
+                derived[document_of(row["id"])][row["text_hash"]] = row
+    return {document: list(rows.values()) for document, rows in derived.items()}
 
 
 def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> set[str]:
-    """Ids of a clean corpus that have the texts, and of the copies that were dropped for them."""
-    found: set[str] = set()
+    """Ids of a clean corpus that have the texts, and of the copies dropped in their favor."""
+    matches: set[str] = set()
     history = read_history(corpus.url)
     if history:
-        same = pc.is_in(history.documents["text_hash"], pa.array(sorted(texts), pa.string()))
-        found.update(history.documents.filter(same)["id"].to_pylist())
-    survivors = pa.array(sorted(found | set(ids)), pa.string())
+        has_text = pc.is_in(history.documents["text_hash"], pa.array(sorted(texts), pa.string()))
+        matches.update(history.documents.filter(has_text)["id"].to_pylist())
+    survivors = pa.array(sorted(matches | set(ids)), pa.string())
     copies = find_duplicates(corpus.url, "survivor", survivors)
-    return found | set(copies["id"].to_pylist())
+    return matches | set(copies["id"].to_pylist())
 
 
 def _without_rows(corpus: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """The Parquet files of a corpus, past texts among them, that hold one of them, without it."""
-    wanted = pa.array(sorted(ids), pa.string())
+    """Parquet files of a corpus, with earlier texts, that hold one of these ids: without it."""
+    erased_ids = pa.array(sorted(ids), pa.string())
     for entry in corpus.manifest.files:
         if not entry.path.endswith(".parquet"):
             continue
@@ -468,21 +470,21 @@ def _without_rows(corpus: Artifact, ids: Collection[str]) -> Iterator[tuple[str,
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             if not {"id", "text"} <= set(parquet.schema_arrow.names):
                 continue
-            if not pc.any(_are_of(parquet.read(["id"])["id"], wanted)).as_py():
+            if not pc.any(_are_of(parquet.read(["id"])["id"], erased_ids)).as_py():
                 continue
-            yield entry.path, _filtered(parquet, wanted)
+            yield entry.path, _filtered(parquet, erased_ids)
 
 
 def _filtered(parquet: pq.ParquetFile, ids: pa.Array) -> bytes:
     """A Parquet file without some ids, with its row groups and its metadata."""
-    written = io.BytesIO()
+    buffer = io.BytesIO()
     with pq.ParquetWriter(
-        written, parquet.schema_arrow, compression="zstd", write_page_checksum=True
+        buffer, parquet.schema_arrow, compression="zstd", write_page_checksum=True
     ) as writer:
         for number in range(parquet.num_row_groups):
             table = parquet.read_row_group(number)
             writer.write_table(table.filter(pc.invert(_are_of(table["id"], ids))))
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 def _are_of(ids: pa.ChunkedArray, documents: pa.Array) -> pa.ChunkedArray:
@@ -492,36 +494,36 @@ def _are_of(ids: pa.ChunkedArray, documents: pa.Array) -> pa.ChunkedArray:
 
 
 def _without_examples(corpus: Artifact, ids: Collection[str]) -> dict[str, Any]:
-    """The stats of a clean corpus, in which the first words of dropped documents stand."""
+    """The stats of a clean corpus without the first words of these dropped documents."""
     examples = corpus.stats.get(EXAMPLES, {})
-    kept = {
-        reason: [one for one in found if document_of(one["id"]) not in ids]
-        for reason, found in examples.items()
+    remaining = {
+        reason: [row for row in rows if document_of(row["id"]) not in ids]
+        for reason, rows in examples.items()
     }
-    return corpus.stats | ({EXAMPLES: kept} if examples else {})
+    return corpus.stats | ({EXAMPLES: remaining} if examples else {})
 
 
 def _held(shards: Artifact, texts: Collection[str]) -> set[str]:
-    """Those of the texts that stand in the shards."""
-    wanted = pa.array(sorted(texts), pa.string())
-    found: set[str] = set()
+    """Which of the texts the shards contain."""
+    sought = pa.array(sorted(texts), pa.string())
+    present: set[str] = set()
     for shard in open_shards(shards.url, ShardStats.model_validate(shards.stats)):
         hashes = shard.documents(["text_hash"])["text_hash"]
-        found.update(hashes.filter(pc.is_in(hashes, wanted)).to_pylist())
-    return found
+        present.update(hashes.filter(pc.is_in(hashes, sought)).to_pylist())
+    return present
 
 
 def _without_tokens(shards: Artifact, texts: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Files of shards that hold one of the texts, its tokens overwritten with the end token."""
+    """Files of shards that hold one of the texts, with its tokens replaced by the end token."""
     stats = ShardStats.model_validate(shards.stats)
-    wanted = pa.array(sorted(texts), pa.string())
+    sought = pa.array(sorted(texts), pa.string())
     for shard in open_shards(shards.url, stats):
         hashes = shard.documents(["text_hash"])["text_hash"]
-        documents = np.flatnonzero(pc.is_in(hashes, wanted).to_numpy())
-        gone = np.flatnonzero(np.isin(shard.segments["document"], documents))
-        if not len(gone):
+        documents = np.flatnonzero(pc.is_in(hashes, sought).to_numpy())
+        segments = np.flatnonzero(np.isin(shard.segments["document"], documents))
+        if not len(segments):
             continue
-        places = spans(first_places(shard, gone), shard.segments["length"][gone])
+        places = spans(first_places(shard, segments), shard.segments["length"][segments])
         for end_of_name, values, blank in (
             ("tokens", shard.tokens, stats.end_token_id),
             ("targets", shard.targets, 0),
@@ -537,24 +539,26 @@ def _without_samples(evaluation: Artifact, ids: Collection[str]) -> Iterator[tup
     content = files.find(f"{evaluation.url}/{SAMPLES_NAME}")
     samples = json.loads(content) if content else {}
     exam = evaluation.manifest.inputs.get("exam", "")
-    _, asked = _questions(evaluation.store.folder_url("exam", exam), ids)
-    still_asked = {json.loads(line)["id"] for line in asked}
+    _, lines = _questions(evaluation.store.folder_url("exam", exam), ids)
+    still_asked = {json.loads(line)["id"] for line in lines}
 
     def is_kept(sample: dict[str, Any]) -> bool:
-        # In the place of a document, an exam has its question; where it is gone, none is kept.
+        # With an exam, samples name a question, not a document; if it is gone, none is kept.
         name = sample["document"]
         return name in still_asked if exam else name not in ids
 
-    kept = {role: list(filter(is_kept, found)) for role, found in samples.items()}
-    if kept != samples:
-        yield SAMPLES_NAME, json.dumps(kept, indent=2).encode()
+    remaining = {
+        role: list(filter(is_kept, role_samples)) for role, role_samples in samples.items()
+    }
+    if remaining != samples:
+        yield SAMPLES_NAME, json.dumps(remaining, indent=2).encode()
 
 
 def _without_questions(exam: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """The questions of an exam whose passages are of other documents than the forgotten ones."""
-    lines, kept = _questions(exam.url, ids)
-    if kept != lines:
-        yield QUESTIONS_NAME, b"".join(kept)
+    lines, remaining = _questions(exam.url, ids)
+    if remaining != lines:
+        yield QUESTIONS_NAME, b"".join(remaining)
 
 
 def _questions(exam: str, ids: Collection[str]) -> tuple[list[bytes], list[bytes]]:
@@ -564,13 +568,15 @@ def _questions(exam: str, ids: Collection[str]) -> tuple[list[bytes], list[bytes
 
 
 def _documents_of(question: dict[str, Any]) -> set[str]:
-    return {one["document"] for one in (question["passage"], question["retrieved"]) if one}
+    return {
+        passage["document"] for passage in (question["passage"], question["retrieved"]) if passage
+    }
 
 
 def _drop_states(store: Store, report: Report) -> None:
-    """Remove what unfinished trainings saved that may have read a text which is erased by now.
+    """Remove the saved state of unfinished trainings that may have read a text erased by now.
 
-    They begin again then. Their records say of such a text that nothing was learnt from it.
+    They start over. Their records say that nothing was learned from such a text.
     """
     for run in store.list_folder(layout.RUNS_FOLDER):
         is_made = store.is_leased(layout.artifact_lease("checkpoint", run))
@@ -580,8 +586,8 @@ def _drop_states(store: Store, report: Report) -> None:
             spec = json.loads(store.read_bytes(f"{layout.run(run)}/{SPEC_NAME}") or b"{}")
         except ValueError:
             continue
-        read = spec.get("inputs", {}).get("tokenized_shards", "")
-        shards = find_rewritable(store, "tokenized_shards", read)
+        shards_name = spec.get("inputs", {}).get("tokenized_shards", "")
+        shards = find_rewritable(store, "tokenized_shards", shards_name)
         hidden = {*spec.get("masked", ()), *spec.get("shards", {}).get("erased", ())}
         if shards is None or hidden.issuperset(shards.stats.get("erased", ())):
             continue
@@ -592,11 +598,11 @@ def _drop_states(store: Store, report: Report) -> None:
 
 
 KINDS = ("raw_corpus", "clean_corpus", "tokenized_shards", "study", "exam", "eval_metrics")
-"""Of artifacts, those that hold text."""
+"""Kinds of artifacts that hold text."""
 
 
 def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
-    """Remove what of text was set aside as damaged, or begun and never finished."""
+    """Remove text in what was set aside as damaged, or begun and never finished."""
     store = record.store
     for kind in KINDS:
         for fingerprint in _names(record, state, kind):
@@ -608,15 +614,15 @@ def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
             files.remove(drafts / name)
     if store.is_local:
         return
-    # A job in the cloud writes where its artifact will be, and beside that what it needs meanwhile.
+    # A job in the cloud writes into its artifact's own folder, and its scratch files beside it.
     for kind in KINDS:
         for name in store.list_folder(kind):
             fingerprint = name.removesuffix(layout.SCRATCH_SUFFIX)
-            # First: whoever gives the lease back has written the manifest before.
+            # The lease first: it is released only after the manifest is written.
             if store.is_leased(layout.artifact_lease(kind, fingerprint)):
                 continue
             manifests = (layout.MANIFEST_NAME, BEFORE_NAME)
-            if not any(store.has_file(f"{kind}/{name}/{one}") for one in manifests):
+            if not any(store.has_file(f"{kind}/{name}/{manifest}") for manifest in manifests):
                 files.remove(f"{store.root}/{kind}/{name}")
 
 
@@ -643,15 +649,15 @@ def _drop_judged(store: Store, listed: ForgottenList, report: Report) -> None:
 
 
 def _drop_caches(record: Pipeline) -> None:
-    """Remove what the caches hold of text; a model in an engine's form goes with the model."""
+    """Remove text from the caches; models converted for an engine are removed with the model."""
     store = record.store
     if not store.is_local:
         # Copies that this machine has of what lies in the cloud.
         for folder in ("artifacts", "shards"):
             shutil.rmtree(cache_folder() / folder, ignore_errors=True)
-    # Of a store in the cloud, what this machine keeps lies beside its caches.
-    kept = {layout.CONVERSIONS_FOLDER, layout.ENDPOINT_FOLDER, layout.DRAFTS_FOLDER}
+    # For a store in the cloud, these folders of this machine lie beside its caches.
+    kept_names = {layout.CONVERSIONS_FOLDER, layout.ENDPOINT_FOLDER, layout.DRAFTS_FOLDER}
     for cache in {store.cache, store.machine_cache}:
         for name in files.list_names(cache):
-            if name not in kept:
+            if name not in kept_names:
                 files.remove(f"{cache}/{name}")

@@ -1,4 +1,4 @@
-"""The runs behind a version, made once more without some texts, from where they first met one."""
+"""Repeats the runs behind a version without some texts, from the first step that read one."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ MASKED_INPUT = "masked"
 def _affected(
     runs: Sequence[TrainingRun], texts: Sequence[str]
 ) -> tuple[Sequence[TrainingRun], int]:
-    """The runs from the first that met one of the texts on, and at which step it did; or none."""
+    """The runs from the first that read one of the texts, and the step at which it did; or none."""
     lessons = [lesson for of_text in lessons_of(runs, texts).values() for lesson in of_text]
     for number, run in enumerate(runs):
         if steps := [lesson.steps[0] for lesson in lessons if lesson.run == run]:
@@ -39,9 +39,9 @@ def _affected(
 def train_once_more(
     record: Pipeline, state: RegistryState, version: int, train: Train, report: Report
 ) -> Artifact:
-    """Make a version's runs once more without what its pipeline has forgotten.
+    """Repeat a version's runs without what its pipeline has forgotten.
 
-    What comes out is the pipeline's current checkpoint then.
+    The result becomes the pipeline's current checkpoint.
 
     Raises:
         UserError: the version was trained on nothing that was forgotten, or see `replay`.
@@ -53,18 +53,18 @@ def train_once_more(
             f"Version {version} was not trained on anything that was forgotten, so it need not be "
             "trained again. To forget a document: llm-assets forget ID --reason REASON --yes"
         )
-    made = replay(record.store, runs, texts, train, report)
-    record.advance(made)
-    return made
+    checkpoint = replay(record.store, runs, texts, train, report)
+    record.advance(checkpoint)
+    return checkpoint
 
 
 def replay(
     store: Store, runs: Sequence[TrainingRun], texts: Sequence[str], train: Train, report: Report
 ) -> Artifact:
-    """Make all runs from the first that met one of the texts on, the texts masked in place.
+    """Repeat all runs from the first that read one of the texts, with the texts masked in place.
 
-    What comes out is to the bit what the runs would have come to with the texts masked from their
-    beginning, on one worker of a processor. Killed and called again, it goes on.
+    With one worker on a processor, the result is bit for bit that of runs with the texts masked
+    from the beginning. A killed call can be repeated, and continues.
 
     Args:
         runs: behind one version, oldest first; one of them met a text.
@@ -77,23 +77,23 @@ def replay(
         UserError: what a run started from, or its settings, are no longer in the store.
     """
     affected, met = _affected(runs, texts)
-    made: Artifact | None = None
+    checkpoint: Artifact | None = None
     for run in affected:
-        spec, identity = _without(store, run, texts, made)
-        # Of those after the first every step differs: they start from other weights.
-        made = _make(store, run, spec, identity, None if made else met, train, report)
-    assert made is not None
-    return made
+        spec, identity = _without(store, run, texts, checkpoint)
+        # Later runs are trained in full: they start from other weights, so every step differs.
+        checkpoint = _make(store, run, spec, identity, None if checkpoint else met, train, report)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def check_replay(store: Store, runs: Sequence[TrainingRun], texts: Sequence[str]) -> None:
-    """Look whether `replay` has all that it needs, and raise its UserError where it has not."""
+    """Check that `replay` has all that it needs; raises its UserError if not."""
     affected, _ = _affected(runs, texts)
     start = _spec_of(store, affected[0]).base_model_folder
     for run in affected:
         store.load("checkpoint", run.checkpoint)
         spec = _spec_of(store, run)
-        # Those after the first start from what the one before comes to.
+        # Runs after the first start from the repeated model, which does not exist yet.
         update = {"seen": _seen(store, spec), "base_model_folder": start}
         _check_inputs(spec.model_copy(update=update), run)
 
@@ -101,12 +101,12 @@ def check_replay(store: Store, runs: Sequence[TrainingRun], texts: Sequence[str]
 def _without(
     store: Store, run: TrainingRun, texts: Sequence[str], start: Artifact | None
 ) -> tuple[TrainingSpec, Identity]:
-    """A run without the texts; `start` takes the place of the model that it started from."""
-    before = _spec_of(store, run)
-    masked = tuple(sorted({*before.masked, *texts}))
+    """A run without the texts; `start` replaces the model that it started from."""
+    original = _spec_of(store, run)
+    masked = tuple(sorted({*original.masked, *texts}))
     manifest = store.load("checkpoint", run.checkpoint).manifest
     inputs = manifest.inputs | {MASKED_INPUT: hash_json({"texts": list(masked)})[:20]}
-    update: dict[str, object] = {"masked": masked, "seen": _seen(store, before)}
+    update: dict[str, object] = {"masked": masked, "seen": _seen(store, original)}
     if start:
         inputs[START_INPUT] = start.fingerprint
         update["base_model_folder"] = f"{start.url}/{MODEL_FOLDER}"
@@ -117,11 +117,11 @@ def _without(
         inputs=inputs,
         libraries=installed(manifest.libraries),
     )
-    order = before.inputs if before.order_inputs is None else before.order_inputs
+    order = original.inputs if original.order_inputs is None else original.order_inputs
     folder = f"{store.root}/{layout.run(identity.fingerprint)}"
     update |= {"run_id": identity.fingerprint, "run_folder": folder}
     update["libraries"] = identity.libraries
-    spec = before.model_copy(update=update | {"inputs": inputs, "order_inputs": order})
+    spec = original.model_copy(update=update | {"inputs": inputs, "order_inputs": order})
     _check_inputs(spec, run)
     return spec, identity
 
@@ -135,25 +135,25 @@ def _make(
     train: Train,
     report: Report,
 ) -> Artifact:
-    """Train; `step` is the first that met a text, where all before it is as it was."""
+    """Train; `step` is the first that read a text, all earlier steps can be reused."""
     folder = f"{store.root}/{layout.run(run.checkpoint)}"
-    before = store.load("checkpoint", run.checkpoint).manifest
-    steps = before.stats["steps"]
+    original = store.load("checkpoint", run.checkpoint).manifest
+    steps = original.stats["steps"]
     if spec.training.export.weights != "last":
-        # Which weights are the best was decided by all steps, also those that are not taken.
+        # All steps decided which weights are the best, including those that would be skipped.
         step = None
 
     def build(draft: Draft) -> None:
-        ours = spec.model_copy(update={"export_folder": f"{draft.url}/{MODEL_FOLDER}"})
-        # Where the file is there, an earlier call was killed: the run goes on from what it saved.
+        own_spec = spec.model_copy(update={"export_folder": f"{draft.url}/{MODEL_FOLDER}"})
+        # If the spec exists, an earlier call was killed: the run continues from what it saved.
         if step and not store.has_file(f"{layout.run(spec.run_id)}/{SPEC_NAME}"):
-            taken = checkpoints.adopt(folder, spec.run_folder, step, ours.content())
-            _tell_start(run, taken, step, steps, report)
-        train_into(store, draft, ours, train)
+            start = checkpoints.adopt(folder, spec.run_folder, step, own_spec.content())
+            _tell_start(run, start, step, steps, report)
+        train_into(store, draft, own_spec, train)
         draft.stats |= {REPLACES: run.checkpoint, "masked": list(spec.masked)}
-        if CHOSEN in before.stats:
-            # What people chose is as it was, so the gate does not take it for another attempt.
-            draft.stats[CHOSEN] = before.stats[CHOSEN]
+        if CHOSEN in original.stats:
+            # People chose nothing new, so the gate must not count this as another attempt.
+            draft.stats[CHOSEN] = original.stats[CHOSEN]
 
     artifact, _ = store.make(identity, build, lambda holder: report(f"Waiting for {holder}"))
     report(f"{run.name} without the text: checkpoint {artifact.fingerprint}")
@@ -183,18 +183,18 @@ def _check_inputs(spec: TrainingSpec, run: TrainingRun) -> None:
             raise _lost(run, f"{url}, of what it started from or read, is gone")
 
 
-def _lost(run: TrainingRun, why: str) -> UserError:
+def _lost(run: TrainingRun, reason: str) -> UserError:
     return UserError(
-        f"{run.name} cannot be trained once more: {why}. Train a version from the base model "
+        f"{run.name} cannot be trained once more: {reason}. Train a version from the base model "
         "instead, with `llm-assets run`: the text is in no later corpus."
     )
 
 
-def _tell_start(run: TrainingRun, taken: int | None, step: int, steps: int, report: Report) -> None:
-    if taken is not None:
+def _tell_start(run: TrainingRun, start: int | None, step: int, steps: int, report: Report) -> None:
+    if start is not None:
         report(
-            f"{run.name} goes on from its checkpoint of step {taken}; step {step} was the first "
-            f"that read the text. To train: {steps - taken:,} of {steps:,} steps."
+            f"{run.name} goes on from its checkpoint of step {start}; step {step} was the first "
+            f"that read the text. To train: {steps - start:,} of {steps:,} steps."
         )
         return
     report(

@@ -33,47 +33,49 @@ from recipes.evaluation.statistics import allowance, estimate, level
 
 DOMAIN_TASK = "held_out"
 SERVED_TASK = "held_out_served"
-"""The documents of `held_out`, as an engine with quantized weights scores them."""
+"""The documents of `held_out`, scored by an engine with quantized weights."""
 
 ANSWERS = Metric(name=METRIC, unit="right answers", higher_is_better=True)
 ASKED_AT_ONCE = Rounds(measured=1, planned=1, share=1.0)
-"""How an exam is measured: whoever has read the scores of a candidate knows all of it."""
+"""An exam is measured in one round: whoever has read a candidate's scores knows all of it."""
 
 Metrics = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 NEWEST_TASK = "held_out_newest"
 GENERAL_LEVEL = 0.025
-"""Of each end of a 95% interval, as `general_tolerance` promises; no lifetime is spent on it, since
-it can only keep a candidate from being promoted."""
+"""Error at each end of a 95% interval, as `general_tolerance` promises. Nothing is taken from
+`lifetime_error`, since this check can only prevent a promotion."""
 CHANCE_SHARE = 0.95
-"""Of the bits of a draw at random, from which on a model counts as no better than that."""
+"""Share of the bits of random guessing from which on a model counts as no better than that."""
 
 
 def measured_tasks(metric: Metric) -> tuple[str, ...]:
-    """What has to be measured."""
+    """The tasks that have to be measured."""
     return (DOMAIN_TASK, GENERAL_TASK) if metric.has_general else (DOMAIN_TASK,)
 
 
 def with_answers(scores: pa.Table, answers: pa.Table) -> pa.Table:
-    """The scores of documents, and each question of the exam, closed book, as one more.
+    """The scores of documents, with each closed-book question of the exam as another row.
 
     A fact counts once, in however many forms it is asked about.
 
     Args:
         answers: `task_scores.parquet` of the same evaluation.
     """
-    asked = pc.and_(pc.equal(answers["task"], CLOSED_BOOK), pc.equal(answers["metric"], METRIC))
-    rows = answers.filter(asked).rename_columns({"sample": "document"})
-    known = set(scores.column_names)
-    rows = rows.select([name for name in rows.column_names if name in known]).append_column(
+    is_closed_book = pc.and_(
+        pc.equal(answers["task"], CLOSED_BOOK), pc.equal(answers["metric"], METRIC)
+    )
+    rows = answers.filter(is_closed_book).rename_columns({"sample": "document"})
+    columns = set(scores.column_names)
+    rows = rows.select([name for name in rows.column_names if name in columns]).append_column(
         "size", pa.array(np.ones(len(rows)))
     )
     metadata = scores.schema.metadata
-    both = pa.concat_tables([scores, once_a_cluster(rows)], promote_options="default")
-    return both.replace_schema_metadata(metadata)
+    table = pa.concat_tables([scores, once_a_cluster(rows)], promote_options="default")
+    return table.replace_schema_metadata(metadata)
 
 
 def once_a_cluster(rows: pa.Table) -> pa.Table:
-    """Scores and sizes divided by the rows of their cluster, which then counts once as a whole."""
+    """Scores and sizes divided by the number of rows in their cluster, so that it counts once."""
     names = rows["cluster"].to_pylist()
     _, groups, counts = np.unique(names, return_inverse=True, return_counts=True)
     share = pa.array(1.0 / counts[groups])
@@ -88,22 +90,22 @@ def find_mismatch(
 ) -> list[Reason]:
     """Whether scores, metrics and models belong together; empty where they do."""
     texts = []
-    stated = evaluation.get("evaluation_fingerprint")
+    of_metrics = evaluation.get("evaluation_fingerprint")
     of_scores = (scores.schema.metadata or {}).get(b"evaluation_fingerprint", b"").decode()
-    if not stated or of_scores != stated:
+    if not of_metrics or of_scores != of_metrics:
         texts.append(
             f"Scores and metrics come from different evaluations ({of_scores or 'unnamed'} and "
-            f"{stated or 'unnamed'})."
+            f"{of_metrics or 'unnamed'})."
         )
-    measured = evaluation.get("models", {})
+    models = evaluation.get("models", {})
     for role, expected in (("candidate", candidate), ("incumbent", incumbent)):
-        if measured.get(role) != expected:
+        if models.get(role) != expected:
             texts.append(
-                f"The evaluation measured {measured.get(role) or 'no model'} as the {role}, which "
+                f"The evaluation measured {models.get(role) or 'no model'} as the {role}, which "
                 f"is {expected or 'no model'} now."
             )
-    again = "Materialize `eval_metrics` again."
-    return [Outcome.OTHER_EVALUATION.because(f"{text} {again}") for text in texts]
+    advice = "Materialize `eval_metrics` again."
+    return [Outcome.OTHER_EVALUATION.because(f"{text} {advice}") for text in texts]
 
 
 def find_unusable(
@@ -156,16 +158,16 @@ def _too_few(scores: pa.Table, settings: GateSettings) -> list[Reason]:
 def _faulty_metrics(
     metrics: Metrics, metric: Metric, roles: list[str], settings: GateSettings
 ) -> list[Reason]:
-    named = {f"{task}_{metric.of(task).name}" for task in measured_tasks(metric)}
-    absent = sorted((named | set(settings.floors)) - set(metrics))
+    required = {f"{task}_{metric.of(task).name}" for task in measured_tasks(metric)}
+    absent = sorted((required | set(settings.floors)) - set(metrics))
     reasons = [Outcome.MISSING.because(f"The metric {name} is missing.") for name in absent]
     for name, by_role in metrics.items():
         for role in roles:
-            told = f"The metric {name} of the {role} model is"
+            subject = f"The metric {name} of the {role} model is"
             if role not in by_role:
-                reasons.append(Outcome.MISSING.because(f"{told} missing."))
+                reasons.append(Outcome.MISSING.because(f"{subject} missing."))
             elif (value := by_role[role].get("value")) is None or not math.isfinite(value):
-                reasons.append(Outcome.NOT_FINITE.because(f"{told} not a finite number."))
+                reasons.append(Outcome.NOT_FINITE.because(f"{subject} not a finite number."))
     return reasons
 
 
@@ -225,13 +227,13 @@ def judge(
     """
     comparisons: list[Comparison] = []
     quantization: Quantization | None = None
-    against = find_mismatch(scores, evaluation, candidate, incumbent) or find_unusable(
+    reasons = find_mismatch(scores, evaluation, candidate, incumbent) or find_unusable(
         scores, evaluation, settings
     )
-    if not against:
+    if not reasons:
         quantization = _quantization(scores, evaluation)
         comparisons = _compare_all(scores, evaluation, settings, incumbent, look, readable)
-        against = [
+        reasons = [
             *_judge_chance(scores, evaluation, comparisons, settings),
             *_judge_decisive(comparisons, settings),
             *_judge_general(comparisons, settings),
@@ -240,8 +242,8 @@ def judge(
     return Verdict(
         weights=candidate,
         against=incumbent,
-        promoted=not against,
-        reasons=against or [praise(comparisons[0], incumbent is not None)],
+        promoted=not reasons,
+        reasons=reasons or [praise(comparisons[0], incumbent is not None)],
         comparisons=comparisons,
         thresholds=settings,
         gate_code_version=CODE_VERSION,
@@ -269,22 +271,22 @@ def _compare_all(
     metric = Metric.model_validate(evaluation["metric"])
     exam_decides = settings.metric == "exam"
     rounds = ASKED_AT_ONCE if exam_decides else Rounds.model_validate(evaluation["rounds"])
-    at = level(settings.lifetime_error, look, rounds)
+    alpha = level(settings.lifetime_error, look, rounds)
     allowed = allowance(readable, rounds.share)
     decisive = SERVED_TASK if evaluation.get("served_weights") else DOMAIN_TASK
-    by = metric
+    deciding_metric = metric
     if exam_decides:
-        decisive, by = CLOSED_BOOK, ANSWERS
+        decisive, deciding_metric = CLOSED_BOOK, ANSWERS
     reference = "incumbent" if incumbent is not None else "base"
     effect = settings.smallest_effect
-    found = [compare(scores, by, decisive, reference, at, allowed, effect)]
-    others = measured_tasks(metric)[1:]
-    found += [compare(scores, metric.of(task), task, "base", GENERAL_LEVEL) for task in others]
+    comparisons = [compare(scores, deciding_metric, decisive, reference, alpha, allowed, effect)]
+    rest = measured_tasks(metric)[1:]
+    comparisons += [compare(scores, metric.of(task), task, "base", GENERAL_LEVEL) for task in rest]
     if decisive != DOMAIN_TASK:
-        found.append(compare(scores, metric, DOMAIN_TASK, reference, at, allowed, effect))
+        comparisons.append(compare(scores, metric, DOMAIN_TASK, reference, alpha, allowed, effect))
     if pc.any(pc.equal(scores["task"], NEWEST_TASK)).as_py():
-        found.append(compare(scores, metric, NEWEST_TASK, reference, at, allowed))
-    return found
+        comparisons.append(compare(scores, metric, NEWEST_TASK, reference, alpha, allowed))
+    return comparisons
 
 
 def compare(
@@ -301,27 +303,27 @@ def compare(
     With a smallest effect it says also which gain would have been found.
     """
     rows = rows_of(scores, task)
-    of = {role: read_column(rows, f"score_{role}") for role in ("candidate", reference)}
+    by_role = {role: read_column(rows, f"score_{role}") for role in ("candidate", reference)}
     clusters = np.asarray(rows["cluster"].to_pylist())
-    # The bounds are made for losses: what is better when higher is one with its sign turned.
+    # The bounds are for losses; a metric where higher is better is turned around by its sign.
     sign = -1 if metric.higher_is_better else 1
-    losses = sign * (of["candidate"] - of[reference])
-    found = estimate(losses, read_column(rows, "size"), clusters, level, allowed)
-    low, high = sorted((sign * found.low, sign * found.high))
-    bounded = math.isfinite(found.high)
+    losses = sign * (by_role["candidate"] - by_role[reference])
+    bounds = estimate(losses, read_column(rows, "size"), clusters, level, allowed)
+    low, high = sorted((sign * bounds.low, sign * bounds.high))
+    bounded = math.isfinite(bounds.high)
     return Comparison(
         task=task,
         reference=reference,
         unit=metric.unit,
         higher_is_better=metric.higher_is_better,
-        difference=sign * found.difference,
+        difference=sign * bounds.difference,
         level=level,
         allowed=allowed,
         low=low if bounded else None,
         high=high if bounded else None,
-        detectable=None if smallest_effect is None else found.detectable(smallest_effect),
+        detectable=None if smallest_effect is None else bounds.detectable(smallest_effect),
         documents=len(rows),
-        clusters=found.clusters,
+        clusters=bounds.clusters,
     )
 
 
@@ -331,7 +333,7 @@ def _judge_chance(
     comparisons: list[Comparison],
     settings: GateSettings,
 ) -> list[Reason]:
-    """A model that predicts hardly better than a draw from the vocabulary has learnt nothing."""
+    """A model that predicts hardly better than random guessing has learned nothing."""
     if not Metric.model_validate(evaluation["metric"]).is_bits:
         return []
     task = DOMAIN_TASK if settings.metric == "exam" else comparisons[0].task
@@ -350,14 +352,14 @@ def _judge_chance(
 
 
 def _quantization(scores: pa.Table, evaluation: Mapping[str, Any]) -> Quantization | None:
-    """What the candidate loses by its format; None where weights serve as they were trained."""
+    """What the candidate loses by quantization; None if weights serve as they were trained."""
     if not evaluation.get("served_weights"):
         return None
     bits = {}
     for task in (DOMAIN_TASK, SERVED_TASK):
         rows = rows_of(scores, task)
-        needed = read_column(rows, "score_candidate").sum()
-        bits[task] = float(needed / read_column(rows, "size").sum())
+        total = read_column(rows, "score_candidate").sum()
+        bits[task] = float(total / read_column(rows, "size").sum())
     return Quantization(
         weights=evaluation["served_weights"],
         evaluated=bits[DOMAIN_TASK],
@@ -366,46 +368,46 @@ def _quantization(scores: pa.Table, evaluation: Mapping[str, Any]) -> Quantizati
 
 
 def _judge_decisive(comparisons: list[Comparison], settings: GateSettings) -> list[Reason]:
-    """What decides; where the format alone stands against the candidate, the reason says so."""
-    against = judge_gain(comparisons[0], settings)
-    exact = next(found for found in comparisons if found.task == DOMAIN_TASK)
-    if not against or comparisons[0].task != SERVED_TASK or judge_gain(exact, settings):
-        return against
-    text = f"{against[0].text} With its weights as they were trained it would have been better."
+    """Reasons of the deciding task; if only the format is against the candidate, they say so."""
+    reasons = judge_gain(comparisons[0], settings)
+    exact = next(comparison for comparison in comparisons if comparison.task == DOMAIN_TASK)
+    if not reasons or comparisons[0].task != SERVED_TASK or judge_gain(exact, settings):
+        return reasons
+    text = f"{reasons[0].text} With its weights as they were trained it would have been better."
     return [Outcome.QUANTIZATION.because(text)]
 
 
 def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
-    """Why a comparison is no gain that matters; empty where it is one."""
+    """Why a comparison shows no gain that matters; empty if it does."""
     is_better = found.surest_gain is not None and found.surest_gain > 0
     if is_better and found.gain >= settings.smallest_effect:
         return []
     if found.difference == 0 and found.low == 0:
         text = f"Candidate and {found.reference} score the same on {_text(found)}."
         return [Outcome.TIE.because(text)]
-    missed = "the upper bound is not below zero"
+    shortfall = "the upper bound is not below zero"
     if found.higher_is_better:
-        missed = "the lower bound is not above zero"
+        shortfall = "the lower bound is not above zero"
     if is_better:
-        missed = f"the smallest effect that matters is {settings.smallest_effect:g}"
+        shortfall = f"the smallest effect that matters is {settings.smallest_effect:g}"
     power = f"A gain of {found.detectable:.4f} would have been detected with 80% power."
     if documents := found.documents_to_decide(settings.smallest_effect):
         power += (
             f" If the true gain is the measured one, about {documents:,} {_counted(found)} are "
             "needed."
         )
-    return [Outcome.NOT_BETTER.because(f"{_measured(found)}: {missed}. {power}")]
+    return [Outcome.NOT_BETTER.because(f"{_measured(found)}: {shortfall}. {power}")]
 
 
 def _judge_general(comparisons: list[Comparison], settings: GateSettings) -> list[Reason]:
     return [
         Outcome.GENERAL_REGRESSION.because(
-            f"On general English the candidate's {_figures(found)} from the base model's: "
+            f"On general English the candidate's {_figures(comparison)} from the base model's: "
             f"the upper bound is above the tolerance of {settings.general_tolerance:g}."
         )
-        for found in comparisons
-        if found.task == GENERAL_TASK
-        and (found.surest_gain is None or -found.surest_gain > settings.general_tolerance)
+        for comparison in comparisons
+        if comparison.task == GENERAL_TASK
+        and (comparison.surest_gain is None or -comparison.surest_gain > settings.general_tolerance)
     ]
 
 
@@ -426,31 +428,31 @@ def praise(found: Comparison, has_incumbent: bool) -> Reason:
     return Outcome.NO_INCUMBENT.because(f"There is no incumbent yet. {_measured(found)}.")
 
 
-def _measured(found: Comparison) -> str:
-    return f"On {_text(found)} the candidate's {_figures(found)} from the {found.reference}'s"
+def _measured(result: Comparison) -> str:
+    return f"On {_text(result)} the candidate's {_figures(result)} from the {result.reference}'s"
 
 
-def _text(found: Comparison) -> str:
+def _text(result: Comparison) -> str:
     names = {
         DOMAIN_TASK: "held-out text",
         SERVED_TASK: "held-out text (as served)",
         CLOSED_BOOK: "the exam, closed book,",
     }
-    return names.get(found.task, found.task)
+    return names.get(result.task, result.task)
 
 
-def _figures(found: Comparison) -> str:
-    sure = 100 * (1 - 2 * found.level)
-    bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (found.low, found.high)]
+def _figures(result: Comparison) -> str:
+    sure = 100 * (1 - 2 * result.level)
+    bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (result.low, result.high)]
     return (
-        f"{found.unit} differ by {found.difference:+.4f} ({sure:.6g}% interval {bounds[0]} to "
-        f"{bounds[1]}, {found.clusters} {_counted(found)})"
+        f"{result.unit} differ by {result.difference:+.4f} ({sure:.6g}% interval {bounds[0]} to "
+        f"{bounds[1]}, {result.clusters} {_counted(result)})"
     )
 
 
-def _counted(found: Comparison) -> str:
-    """What the clusters of a comparison are; other tasks than the graph's are lm-eval's."""
-    if found.task == CLOSED_BOOK:
+def _counted(result: Comparison) -> str:
+    """What the clusters of a comparison are; tasks outside the graph are lm-eval's."""
+    if result.task == CLOSED_BOOK:
         return "facts"
     of_documents = (DOMAIN_TASK, SERVED_TASK, GENERAL_TASK, NEWEST_TASK)
-    return "independent documents" if found.task in of_documents else "independent questions"
+    return "independent documents" if result.task in of_documents else "independent questions"

@@ -1,8 +1,8 @@
 """Judges two files of samples that lm-evaluation-harness wrote, without a pipeline.
 
-`lm_eval --log_samples` writes what a model made of each question of a task, a line each. Both
-models are asked the same, so their answers are paired, which that program's own comparison leaves
-out (EleutherAI/lm-evaluation-harness#3831), and judged by the gate's bounds.
+`lm_eval --log_samples` writes a line for each question of a task, with what a model made of it.
+Both models are asked the same, so their answers are paired, which lm-eval's own comparison does not
+do (EleutherAI/lm-evaluation-harness#3831), and judged by the gate's bounds.
 """
 
 import json
@@ -25,14 +25,14 @@ NO_METRICS = frozenset(
     {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
     | {"doc_hash", "prompt_hash", "target_hash"}
 )
-"""What a line holds besides its metrics."""
+"""Keys of a line that are not metrics."""
 BITS = {
     "bits_per_byte": "bits per byte",
     "byte_perplexity": "bits per byte",
     "word_perplexity": "bits per word",
     "perplexity": "bits per answer",
 }
-"""Metrics whose samples are a log-likelihood and the size of its text, or that of one answer."""
+"""Metrics whose samples are a log-likelihood and the text's size, or the log-likelihood alone."""
 _NAME = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+")
 
 
@@ -80,69 +80,71 @@ def judge_samples(
     """
     rows = {path: _read(path, chosen_filter) for path in (candidate, incumbent)}
     metric = metric or next(iter(_metrics_of(rows[candidate][0][1])), "acc")
-    asked, reference = (_answers(rows[path], metric) for path in (candidate, incumbent))
-    _same_questions(candidate, asked, incumbent, reference)
-    named = _NAME.match(candidate.stem)
-    task = named[1] if named else candidate.stem
+    answers, reference = (_answers(rows[path], metric) for path in (candidate, incumbent))
+    _same_questions(candidate, answers, incumbent, reference)
+    match = _NAME.match(candidate.stem)
+    task = match[1] if match else candidate.stem
     unit = BITS.get(metric)
-    scored = [_score(one, metric, unit) for one in asked.values()]
+    scored = [_score(answer, metric, unit) for answer in answers.values()]
     scores = {
-        "task": [task] * len(asked),
-        "cluster": [one.cluster for one in asked.values()],
+        "task": [task] * len(answers),
+        "cluster": [answer.cluster for answer in answers.values()],
         "size": [size for _, size in scored],
         "score_candidate": [score for score, _ in scored],
-        "score_incumbent": [_score(reference[name], metric, unit)[0] for name in asked],
+        "score_incumbent": [_score(reference[name], metric, unit)[0] for name in answers],
     }
-    measured = Metric(
+    compared_metric = Metric(
         name=metric, unit=unit or f"{metric} scores", higher_is_better=not (unit or lower_is_better)
     )
-    at = spend(settings.lifetime_error, look)
+    alpha = spend(settings.lifetime_error, look)
     effect = settings.smallest_effect
     table = once_a_cluster(pa.table(scores))
-    found = compare(table, measured, task, "incumbent", at, smallest_effect=effect)
-    against = _too_few(found, settings) or judge_gain(found, settings)
+    comparison = compare(table, compared_metric, task, "incumbent", alpha, smallest_effect=effect)
+    reasons = _too_few(comparison, settings) or judge_gain(comparison, settings)
     return SamplesVerdict(
-        promoted=not against,
-        reasons=against or [praise(found, has_incumbent=True)],
+        promoted=not reasons,
+        reasons=reasons or [praise(comparison, has_incumbent=True)],
         metric=metric,
-        comparison=found,
+        comparison=comparison,
     )
 
 
-def _too_few(found: Comparison, settings: GateSettings) -> list[Reason]:
-    if found.clusters >= settings.minimum_documents:
+def _too_few(comparison: Comparison, settings: GateSettings) -> list[Reason]:
+    if comparison.clusters >= settings.minimum_documents:
         return []
     text = (
-        f"Only {found.clusters} different questions were asked; "
+        f"Only {comparison.clusters} different questions were asked; "
         f"{settings.minimum_documents} are needed to decide. Raise lm-eval's --limit, or choose a "
         "larger task."
     )
     return [Outcome.TOO_FEW_DOCUMENTS.because(text)]
 
 
-def _read(path: Path, chosen: str | None) -> list[tuple[str, dict[str, Any]]]:
+def _read(path: Path, filter_name: str | None) -> list[tuple[str, dict[str, Any]]]:
     """Place and content of each line, by one filter."""
     try:
         lines = path.read_text("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8: {error}. {_WANTED}") from error
-    places = [(f"{path}, line {at}", line) for at, line in enumerate(lines, 1) if line.strip()]
+    places = [
+        (f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
     rows = [(place, _row(place, line)) for place, line in places]
     if not rows:
         raise UserError(f"{path} is empty. {_WANTED}")
     by_filter: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for place, row in rows:
         by_filter.setdefault(str(row.get("filter", "none")), []).append((place, row))
-    if chosen is None and len(by_filter) > 1:
+    if filter_name is None and len(by_filter) > 1:
         raise UserError(
             f"{path} contains answers from several filters ({', '.join(by_filter)}). Choose one "
             "with --filter."
         )
-    chosen = next(iter(by_filter)) if chosen is None else chosen
-    if chosen not in by_filter:
+    filter_name = next(iter(by_filter)) if filter_name is None else filter_name
+    if filter_name not in by_filter:
         only = ", ".join(by_filter)
-        raise UserError(f"{path} has no answers from the filter {chosen}, only {only}.")
-    return by_filter[chosen]
+        raise UserError(f"{path} has no answers from the filter {filter_name}, only {only}.")
+    return by_filter[filter_name]
 
 
 _WANTED = "Give a file samples_TASK_TIME.jsonl, as `lm_eval --log_samples --output_path` writes it."
@@ -179,7 +181,7 @@ def _answers(rows: list[tuple[str, dict[str, Any]]], metric: str) -> dict[str, S
                 "file contains two runs. Keep one of them."
             )
         question = str(row.get("doc_hash") or json.dumps(doc, sort_keys=True))
-        # Questions that one document or fact is behind say so, as those of an exam do.
+        # Questions about the same document or fact name it in `cluster`, as an exam's do.
         cluster = str(doc["cluster"]) if isinstance(doc, dict) and "cluster" in doc else question
         answers[name] = ScoredAnswer(question, cluster, row[metric], place)
     return answers
@@ -187,12 +189,15 @@ def _answers(rows: list[tuple[str, dict[str, Any]]], metric: str) -> dict[str, S
 
 def _same_questions(
     candidate: Path,
-    asked: dict[str, ScoredAnswer],
+    answers: dict[str, ScoredAnswer],
     incumbent: Path,
     reference: dict[str, ScoredAnswer],
 ) -> None:
     ask_again = "Run both models on the same task with the same --limit."
-    lacks = {incumbent: asked.keys() - reference.keys(), candidate: reference.keys() - asked.keys()}
+    lacks = {
+        incumbent: answers.keys() - reference.keys(),
+        candidate: reference.keys() - answers.keys(),
+    }
     for path, missing in lacks.items():
         if missing:
             raise UserError(
@@ -200,18 +205,18 @@ def _same_questions(
                 f"{min(missing, key=lambda name: (len(name), name))}: it was cut, or its "
                 f"model was asked fewer. {ask_again}"
             )
-    for name, one in asked.items():
-        if one.question != reference[name].question:
+    for name, answer in answers.items():
+        if answer.question != reference[name].question:
             raise UserError(
-                f"{one.place} and {reference[name].place}: doc_id {name} is a different "
+                f"{answer.place} and {reference[name].place}: doc_id {name} is a different "
                 "question in each. They are from different tasks or versions of a task. "
                 f"{ask_again}"
             )
 
 
-def _score(one: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, float]:
-    """Bits of a text and its size, or the metric's value and one."""
-    match one.value:
+def _score(answer: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, float]:
+    """Bits of a text and its size, or the value of the metric and 1."""
+    match answer.value:
         case [int() | float() as likelihood, int() as size] if (
             unit and size > 0 and math.isfinite(likelihood)
         ):
@@ -222,10 +227,10 @@ def _score(one: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, flo
             return -likelihood / math.log(2), 1.0
         case int() | float() as value if not unit and math.isfinite(value):
             return float(value), 1.0
-    wanted = "a log-likelihood and a size" if unit else "a finite number"
-    wanted = "a log-likelihood" if metric == "perplexity" else wanted
-    told = repr(one.value)
+    need = "a log-likelihood and a size" if unit else "a finite number"
+    need = "a log-likelihood" if metric == "perplexity" else need
+    text = repr(answer.value)
     raise UserError(
-        f"{one.place}: {metric} is {told if len(told) < 40 else told[:37] + '...'}, not {wanted}. "
+        f"{answer.place}: {metric} is {text if len(text) < 40 else text[:37] + '...'}, not {need}. "
         "Choose another metric with --metric."
     )

@@ -82,8 +82,8 @@ class Outcome(StrEnum):
 UNCHANGING = frozenset(
     [Outcome.TOO_FEW_DOCUMENTS, Outcome.CANDIDATE_UNREADABLE, Outcome.NOT_FINITE, Outcome.MISSING]
 )
-"""Reasons for which nothing is compared, and which hold for the question as long as the candidate's
-scores are those that were seen."""
+"""Reasons for which nothing is compared, and which remain as long as the candidate's scores are the
+same."""
 UNJUDGED = UNCHANGING | {Outcome.OTHER_EVALUATION, Outcome.INCUMBENT_UNREADABLE}
 """All reasons for which nothing is compared."""
 
@@ -141,16 +141,16 @@ class Comparison(BaseModel):
         return bound if bound is None or self.higher_is_better else -bound
 
     def documents_to_decide(self, smallest_effect: float) -> int | None:
-        """How many clusters find a gain of the size measured with a probability of 80%.
+        """How many clusters would find the measured gain with a probability of 80%.
 
-        A bound's distance and the error shrink with the root of their number. None where no number
-        does, as the gain is none that matters, or was not bounded.
+        A bound's distance and the error shrink with the root of their number. None if no number
+        would, because the gain is too small to matter or was not bounded.
         """
         if self.detectable is None or self.surest_gain is None or self.gain <= smallest_effect:
             return None
         margin = self.gain - self.surest_gain
-        missed = self.detectable - max(margin, smallest_effect)
-        shrunk = min(self.gain / (margin + missed), (self.gain - smallest_effect) / missed)
+        shortfall = self.detectable - max(margin, smallest_effect)
+        shrunk = min(self.gain / (margin + shortfall), (self.gain - smallest_effect) / shortfall)
         return math.ceil(self.clusters / shrunk**2)
 
 
@@ -203,20 +203,20 @@ class Verdict(BaseModel):
     @property
     def is_judged(self) -> bool:
         """Whether the models were compared, so that the candidate could have been promoted."""
-        return bool(self.comparisons) or not {one.outcome for one in self.reasons} <= UNJUDGED
+        return bool(self.comparisons) or not {reason.outcome for reason in self.reasons} <= UNJUDGED
 
     @property
     def answer(self) -> tuple[object, ...]:
         """What was asked (models, measurement, thresholds and code) and what came of it."""
-        asked = (self.weights, self.against, self.evaluation_fingerprint)
-        by = (self.thresholds.model_dump_json(), self.gate_code_version)
-        return (*asked, *by, self.is_judged, self.promoted)
+        question = (self.weights, self.against, self.evaluation_fingerprint)
+        gate = (self.thresholds.model_dump_json(), self.gate_code_version)
+        return (*question, *gate, self.is_judged, self.promoted)
 
     @property
     def lines(self) -> list[str]:
         """What there is to say to people: the reasons, and what quantized weights lose."""
-        lost = [str(self.quantization)] if self.quantization else []
-        return [reason.text for reason in self.reasons] + lost
+        losses = [str(self.quantization)] if self.quantization else []
+        return [reason.text for reason in self.reasons] + losses
 
     @property
     def summary(self) -> str:

@@ -1,8 +1,8 @@
 """Which stored things may go, by the rules of the settings, and their removal.
 
-One walk over the files says what lies in a store. Anything can be made again, so a mistake here
-costs time, never a result. Still nothing goes that is current, has an alias, is being read by
-running work, or stands behind one of those. The listing comes first, then the removal.
+One walk over the files finds what lies in a store. Everything can be rebuilt, so a mistake here
+costs time, never a result. Still, nothing is removed that is current, has an alias, is being read
+by running work, or is behind one of those. The listing comes first, then the removal.
 """
 
 import os
@@ -35,10 +35,10 @@ Name = tuple[str, str]
 """Kind and fingerprint of an artifact."""
 DAY_SECONDS = 86_400.0
 STATE_FOLDERS = ("step-", "best")
-"""Beginnings of the names of a run's folders that hold what a training goes on from."""
+"""Prefixes of a run's folders that hold the state from which a training resumes."""
 TEMPORARY = (layout.DAMAGED_FOLDER, layout.UPLOADS_FOLDER, layout.DRAFTS_FOLDER)
-"""Folders of what was set aside, of uploads that were broken off, and of what makers write into
-(`<kind>-<fingerprint>-...`) until it is whole."""
+"""Folders of damaged artifacts, of interrupted uploads, and of drafts
+(`<kind>-<fingerprint>-...`)."""
 SERVING: tuple[Alias, ...] = ("wanted", "champion")
 LISTED_FILES = 10
 """Files of caches that a listing names one by one."""
@@ -61,7 +61,7 @@ class CachedFile:
     """Relative to the store's root."""
     bytes: int
     used: float
-    """When it was written, in seconds since 1970, which reading it renews (`artifacts.cache`)."""
+    """When it was last used, in seconds since 1970: reading renews the time (`artifacts.cache`)."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Inventory:
 
     @property
     def bytes(self) -> int:
-        """Of all that is stored."""
+        """Size of everything that is stored."""
         stored = sum(folder.bytes for folder in self.folders.values())
         return stored + sum(file.bytes for file in self.cached)
 
@@ -93,34 +93,34 @@ def may_be_artifact(kind: str, name: str) -> bool:
 
 def take_inventory(store: Store) -> Inventory:
     """Walk over a store once; files directly under the root or a kind are left out."""
-    found = Inventory()
+    inventory = Inventory()
     for path, size, changed in _files(store):
         parts = PurePosixPath(path).parts
         if parts[0] == layout.CACHE_FOLDER:
-            found.cached.append(CachedFile(path, size, changed))
+            inventory.cached.append(CachedFile(path, size, changed))
         elif len(parts) > 2:
             key = (parts[0], parts[1])
             if parts[0] == layout.RUNS_FOLDER:
-                # Each folder of a training counts by itself.
-                found.folders.setdefault(key, Folder())
+                # Each folder of a training run counts by itself.
+                inventory.folders.setdefault(key, Folder())
                 if len(parts) > 3:
                     key = (f"{layout.RUNS_FOLDER}/{parts[1]}", parts[2])
-            folder = found.folders.setdefault(key, Folder())
+            folder = inventory.folders.setdefault(key, Folder())
             folder.bytes += size
             folder.changed = max(folder.changed, changed)
-    for key, folder in found.folders.items():
+    for key, folder in inventory.folders.items():
         # What is set aside keeps the times of its files; in a bucket, what is moved is written.
         if store.is_local and key[0] == layout.DAMAGED_FOLDER:
             with suppress(FileNotFoundError):
                 folder.changed = max(folder.changed, Path(store.root, *key).stat().st_mtime)
-    return found
+    return inventory
 
 
 def _files(store: Store) -> Iterator[tuple[str, int, float]]:
     """`(path, bytes, written at)` of every file."""
     if not store.is_local:
-        for path, described in files.describe(store.root).items():
-            yield path, described["size"], described["mtime"].timestamp()
+        for path, entry in files.describe(store.root).items():
+            yield path, entry["size"], entry["mtime"].timestamp()
         return
     for folder, _, names in os.walk(store.root, onerror=_raise_unless_gone):
         for name in names:
@@ -132,7 +132,7 @@ def _files(store: Store) -> Iterator[tuple[str, int, float]]:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    # A folder that cannot be read may hold what needs others: nobody knows what may go.
+    # A folder that cannot be read may hold what others depend on, so nothing may be removed.
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -166,7 +166,7 @@ class Contents:
     running: dict[Name, Mapping[str, str]] = field(default_factory=dict)
     """What is being made just now, with its inputs."""
     superfluous: dict[Name, list[int]] = field(default_factory=dict)
-    """Of each training that was broken off, the steps whose state it would not go on from."""
+    """For each interrupted training, the steps that it would not resume from."""
 
 
 def read_contents(store: Store) -> Contents:
@@ -176,12 +176,12 @@ def read_contents(store: Store) -> Contents:
         DamagedArtifact: one of them cannot be read, so nobody knows what it needs.
     """
     inventory = take_inventory(store)
-    found = {name: store.find_named(*name) for name in inventory.artifacts()}
-    manifests = {name: artifact.manifest for name, artifact in found.items() if artifact}
+    artifacts = {name: store.find_named(*name) for name in inventory.artifacts()}
+    manifests = {name: artifact.manifest for name, artifact in artifacts.items() if artifact}
     running: dict[Name, Mapping[str, str]] = {
         (i.kind, i.fingerprint): i.inputs for i in store.in_the_making()
     }
-    # Files in a bucket would have to be fetched for their checksums.
+    # In a bucket, checksums would require downloading the files.
     check = partial(verify, checksums=store.is_local)
     runs = {("checkpoint", name) for name in inventory.runs()}
     return Contents(
@@ -220,8 +220,8 @@ def plan_removals(
         if manifest.created_at.timestamp() >= oldest
     }
     needed = reach(inputs | contents.running, young | lasting)
-    gone = {*withdrawn, *_outdated_weights(contents, state.versions, lasting)}
-    needed = {name: reason for name, reason in needed.items() if name not in gone}
+    outdated = {*withdrawn, *_outdated_weights(contents, state.versions, lasting)}
+    needed = {name: reason for name, reason in needed.items() if name not in outdated}
     explained = {item for version in state.versions for item in version.lineage.items()}
     return [
         *_artifacts(contents, needed, explained, withdrawn),
@@ -241,6 +241,7 @@ def remove(store: Store, removals: Sequence[Removal]) -> None:
             continue
         with store.lease("-".join(removal.artifact)):
             artifact = store.find_named(*removal.artifact)
+            # Registered versions still need the manifest to explain themselves.
             if artifact and removal.explains:
                 retire(store, artifact.manifest, f"`llm-assets clean` ({removal.reason})")
             # First of its files: without it the artifact does not exist, so nobody reads half of
@@ -257,31 +258,35 @@ def _outdated_weights(
     They are most of what a small project has on disk, so they stay by the number of versions, not
     by age, also where a later training started from them.
     """
-    read = {fingerprint for inputs in contents.running.values() for fingerprint in inputs.values()}
+    in_use = {
+        fingerprint for inputs in contents.running.values() for fingerprint in inputs.values()
+    }
     for version in versions:
         name = ("checkpoint", version.lineage.get("checkpoint", ""))
-        if name not in lasting and name[1] not in read:
+        if name not in lasting and name[1] not in in_use:
             yield name
 
 
 def _lasting(
     contents: Contents, pipeline: str, state: RegistryState, settings: RetentionSettings
 ) -> Iterator[tuple[Name, str]]:
-    """What is needed at any age; the last reason given for an artifact holds."""
+    """What is needed at any age; for an artifact with several reasons, the last one counts."""
     newest = sorted(version.version for version in state.versions)[-settings.versions :]
     for version in state.versions:
         number = version.version
-        lasting: list[str] = [*state.aliases_of(number)]
+        reasons: list[str] = [*state.aliases_of(number)]
         if number in settings.keep:
-            lasting.append("kept by the settings")
+            reasons.append("kept by the settings")
         if settings.versions and number in newest:
-            lasting.append(f"of the newest {settings.versions}")
-        for item in version.lineage.items() if lasting else ():
-            yield item, f"behind version {number} ({', '.join(lasting)})"
+            reasons.append(f"of the newest {settings.versions}")
+        for item in version.lineage.items() if reasons else ():
+            yield item, f"behind version {number} ({', '.join(reasons)})"
     for owner, history in contents.histories.items():
         for asset, entries in history.assets.items():
-            known = [entries.current] if owner == pipeline else [entries.current, *entries.previous]
-            for entry in known:
+            kept_entries = (
+                [entries.current] if owner == pipeline else [entries.current, *entries.previous]
+            )
+            for entry in kept_entries:
                 yield (asset, entry.fingerprint), f"on record of {owner}"
     for name in contents.running:
         yield name, "being made"
@@ -311,42 +316,43 @@ def _runs(
     settings: RetentionSettings,
     oldest: float,
 ) -> Iterator[Removal]:
-    """Trainings: a finished one keeps what people look at, and its state only if asked for, which
-    is for the pipeline to say that made it; one that was broken off keeps the state that it goes on
-    from."""
+    """Trainings: a finished one keeps what people look at, and its state only if the pipeline that
+    made it asks for that; an interrupted one keeps the state from which it resumes."""
     folders = contents.inventory.folders
-    trained = {
+    by_owner = {
         owner: {entry.fingerprint for entry in (known.current, *known.previous)}
         for owner, history in contents.histories.items()
         if (known := history.assets.get("checkpoint"))
     }
-    own = trained.pop(pipeline, set())
-    of_others = set().union(*trained.values()) - own
+    own_runs = by_owner.pop(pipeline, set())
+    of_others = set().union(*by_owner.values()) - own_runs
     for run in contents.inventory.runs():
         name, place = ("checkpoint", run), f"{layout.RUNS_FOLDER}/{run}"
         if name in contents.running:
             continue
         parts = {part: folder for (kind, part), folder in folders.items() if kind == place}
-        whole = [folders[(layout.RUNS_FOLDER, run)], *parts.values()]
+        all_parts = [folders[(layout.RUNS_FOLDER, run)], *parts.values()]
         finished = name in contents.manifests
         if finished and name in needed:
             if not settings.optimizer_state and run not in of_others:
                 states = sorted(part for part in parts if part.startswith(STATE_FOLDERS))
-                why = "state of a finished training run"
-                yield from (Removal(f"{place}/{one}", why, parts[one].bytes) for one in states)
-        elif finished or max(part.changed for part in whole) < oldest:
+                note = "state of a finished training run"
+                yield from (
+                    Removal(f"{place}/{state}", note, parts[state].bytes) for state in states
+                )
+        elif finished or max(part.changed for part in all_parts) < oldest:
             untouched = f"an unfinished training run, untouched for {settings.days:g} days or more"
             reason = "its checkpoint is deleted, too" if finished else untouched
-            yield Removal(place, reason, sum(part.bytes for part in whole))
+            yield Removal(place, reason, sum(part.bytes for part in all_parts))
         else:
-            why = "the unfinished training run resumes from a later step"
+            note = "the unfinished training run resumes from a later step"
             states = [f"step-{step}" for step in contents.superfluous.get(name, [])]
-            yield from (Removal(f"{place}/{one}", why, parts[one].bytes) for one in states)
+            yield from (Removal(f"{place}/{state}", note, parts[state].bytes) for state in states)
 
 
 def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:
     """What was begun or set aside, and not touched for long."""
-    made = contents.manifests
+    manifests = contents.manifests
     drafts = tuple(f"{kind}-{fingerprint}-" for kind, fingerprint in contents.running)
     for (kind, name), folder in sorted(contents.inventory.folders.items()):
         fingerprint = name.removesuffix(layout.SCRATCH_SUFFIX)
@@ -356,20 +362,20 @@ def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:
         if kind in TEMPORARY:
             yield Removal(f"{kind}/{name}", "set aside or interrupted", folder.bytes)
             continue
-        is_made = name == fingerprint and (kind, name) in made
+        is_made = name == fingerprint and (kind, name) in manifests
         if may_be_artifact(kind, fingerprint) and not is_made:
             yield Removal(f"{kind}/{name}", "never finished", folder.bytes)
 
 
 def _cached(contents: Contents, settings: RetentionSettings) -> Iterator[Removal]:
-    """The files used longest ago, until the caches are small enough; none under running work."""
-    left = sum(file.bytes for file in contents.inventory.cached) - settings.cache_gb * 1e9
+    """The least recently used files, until the caches are small enough; none under running work."""
+    excess = sum(file.bytes for file in contents.inventory.cached) - settings.cache_gb * 1e9
     if contents.running:
         return
     for file in sorted(contents.inventory.cached, key=lambda file: file.used):
-        if left <= 0:
+        if excess <= 0:
             return
-        left -= file.bytes
+        excess -= file.bytes
         yield Removal(file.path, "least recently used file in the caches", file.bytes)
 
 
@@ -378,8 +384,8 @@ def reach(inputs: Mapping[Name, Mapping[str, str]], roots: Mapping[Name, str]) -
 
     An input that is named after its kind (`clean_corpus`) is what an artifact was made from, and is
     followed all the way down. One with a name of its own (the model that a training started from,
-    the incumbent, an earlier corpus) is kept itself, but what that was made from is not: otherwise
-    nothing of a lineage could ever go.
+    the incumbent, an earlier corpus) is kept itself, but not what it was made from: otherwise
+    nothing of a lineage could ever be removed.
 
     Args:
         inputs: every artifact there is, with the inputs of its manifest.
@@ -388,22 +394,22 @@ def reach(inputs: Mapping[Name, Mapping[str, str]], roots: Mapping[Name, str]) -
     kinds: dict[str, set[str]] = defaultdict(set)
     for kind, fingerprint in inputs:
         kinds[fingerprint].add(kind)
-    found: dict[Name, str] = {}
+    reached: dict[Name, str] = {}
     followed = [(name, reason) for name, reason in roots.items() if name in inputs]
-    beside: list[tuple[Name, str]] = []
+    unfollowed: list[tuple[Name, str]] = []
     while followed:
         name, reason = followed.pop()
-        if name in found:
+        if name in reached:
             continue
-        found[name] = reason
+        reached[name] = reason
         for role, fingerprint in inputs[name].items():
             if (role, fingerprint) in inputs:
                 followed.append(((role, fingerprint), reason))
             else:
-                beside += [((kind, fingerprint), reason) for kind in kinds[fingerprint]]
-    for name, reason in beside:
-        found.setdefault(name, reason)
-    return found
+                unfollowed += [((kind, fingerprint), reason) for kind in kinds[fingerprint]]
+    for name, reason in unfollowed:
+        reached.setdefault(name, reason)
+    return reached
 
 
 @dataclass(frozen=True)
@@ -416,15 +422,15 @@ class Cleaning:
 
     @property
     def bytes(self) -> int:
-        """That went, or would go."""
+        """Size of what was removed, or would be."""
         return sum(removal.bytes for removal in self.removals)
 
     def as_json(self) -> dict[str, Any]:
         """Each removal with its place, bytes and reason, and the sums."""
         return {
             "removals": [
-                {"place": one.place, "bytes": one.bytes, "reason": one.reason}
-                for one in self.removals
+                {"place": removal.place, "bytes": removal.bytes, "reason": removal.reason}
+                for removal in self.removals
             ],
             "bytes": self.bytes,
             "bytes_kept": self.bytes_kept,
@@ -448,37 +454,45 @@ def clean(
     contents, state, now = read_contents(record.store), registry.state(), time.time()
     withdrawn = find_withdrawn(record, state, forgetting, now)
     removals = plan_removals(contents, record.name, state, settings, now, withdrawn)
-    found = Cleaning(removals, contents.inventory.bytes - sum(one.bytes for one in removals))
-    _list(found, report)
+    cleaning = Cleaning(
+        removals, contents.inventory.bytes - sum(removal.bytes for removal in removals)
+    )
+    _list(cleaning, report)
     if delete:
         remove(record.store, removals)
-        record.forget({one.artifact for one in removals if one.artifact and not one.explains})
-    told = "Nothing to delete"
+        # The record keeps the names of artifacts whose manifests still explain a version.
+        record.forget(
+            {removal.artifact for removal in removals if removal.artifact and not removal.explains}
+        )
+    line = "Nothing to delete"
     if removals:
-        what = f"{found.bytes / 1e6:,.1f} MB in {len(removals):,} folders and files"
-        told = f"{'Deleted' if delete else 'To delete'}: {what}"
-    report(f"{told}; {found.bytes_kept / 1e6:,.1f} MB stay.")
-    return found
+        amount = f"{cleaning.bytes / 1e6:,.1f} MB in {len(removals):,} folders and files"
+        line = f"{'Deleted' if delete else 'To delete'}: {amount}"
+    report(f"{line}; {cleaning.bytes_kept / 1e6:,.1f} MB stay.")
+    return cleaning
 
 
-def _list(found: Cleaning, report: Report) -> None:
-    cached = [removal for removal in found.removals if removal.is_cached]
-    named = [removal for removal in found.removals if not removal.is_cached]
-    for removal in [*named, *cached[:LISTED_FILES]]:
+def _list(cleaning: Cleaning, report: Report) -> None:
+    cached = [removal for removal in cleaning.removals if removal.is_cached]
+    other_removals = [removal for removal in cleaning.removals if not removal.is_cached]
+    for removal in [*other_removals, *cached[:LISTED_FILES]]:
         report(f"{removal.bytes / 1e6:12,.1f} MB  {removal.place}: {removal.reason}")
-    if left := cached[LISTED_FILES:]:
-        size = sum(removal.bytes for removal in left) / 1e6
-        report(f"{size:12,.1f} MB  in {len(left):,} more files of the caches")
+    if omitted := cached[LISTED_FILES:]:
+        size = sum(removal.bytes for removal in omitted) / 1e6
+        report(f"{size:12,.1f} MB  in {len(omitted):,} more files of the caches")
 
 
 def find_withdrawn(
     record: Pipeline, state: RegistryState, settings: ForgettingSettings, now: float
 ) -> dict[Name, str]:
-    """Checkpoints that were trained on forgotten text and whose time is over, with the reason."""
+    """Checkpoints trained on forgotten text whose grace period has passed, with the reason."""
     serving = {found.model_fingerprint for alias in SERVING if (found := state.find(alias))}
-    over, why = now - settings.grace_days * DAY_SECONDS, "it was trained on forgotten text"
+    over, reason = now - settings.grace_days * DAY_SECONDS, "it was trained on forgotten text"
     return {
-        ("checkpoint", one.checkpoint): f"version {one.version} was withdrawn on {one.at:%F}: {why}"
-        for one in read_list(record.store, record.name).withdrawn
-        if one.checkpoint not in serving and one.at.timestamp() <= over
+        (
+            "checkpoint",
+            version.checkpoint,
+        ): f"version {version.version} was withdrawn on {version.at:%F}: {reason}"
+        for version in read_list(record.store, record.name).withdrawn
+        if version.checkpoint not in serving and version.at.timestamp() <= over
     }

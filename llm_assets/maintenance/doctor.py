@@ -1,8 +1,8 @@
 """Looks whether everything in a store is what its records say, and mends what can be mended.
 
-Beside artifacts it looks at records, trainings, caches, registry and endpoint. Mending removes
-nothing but forgotten text: what is damaged is moved to `damaged/`, and so no longer exists as an
-artifact. Whoever needs it makes it again.
+It also checks records, trainings, caches, registry and endpoint. Repairing removes nothing except
+forgotten text: what is damaged is moved to `damaged/`, so it no longer exists as an artifact, and
+is rebuilt when it is needed.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from spark_jobs.clean.forgotten import read_signatures
 MODELS = ("checkpoint", "base_model")
 """Artifacts that hold a model."""
 ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "eval_metrics", *MODELS)
-"""What versions stand on."""
+"""Assets that versions are built from."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class StoreFault:
     """Path relative to the store's root."""
     fault: str
     remedy: str
-    """What `repair` does; where that is None, what a person can do or has to know."""
+    """What `repair` does or, if that is None, what a person can do or has to know."""
     repair: Callable[[], object] | None = None
     is_fault: bool = True
-    """False for what is only worth knowing: something was deleted, and is made when asked for."""
+    """False for what is only worth knowing: something was deleted and is rebuilt when needed."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Examination:
 
     root: str
     artifacts: int
-    """So many were read."""
+    """How many were read."""
     findings: list[StoreFault]
 
     @property
@@ -75,17 +75,17 @@ class Examination:
 
     def repair(self, report: Report) -> list[StoreFault]:
         """Mend what can be mended, and report why what could not be; returns the faults left."""
-        left = []
+        remaining = []
         for finding in self.faults:
             if finding.repair is None:
-                left.append(finding)
+                remaining.append(finding)
                 continue
             try:
                 finding.repair()
             except UserError as error:
                 report(f"{finding.place}: {error}")
-                left.append(finding)
-        return left
+                remaining.append(finding)
+        return remaining
 
     def lines(self, repairing: bool) -> Iterator[str]:
         """Every finding with its remedy, in words."""
@@ -134,17 +134,17 @@ def examine(
     """
     store = record.store
     inventory = take_inventory(store)
-    stored, named = inventory.artifacts(), [_parse_name(name) for name in names]
-    for kind, fingerprint in named:
+    stored, requested = inventory.artifacts(), [_parse_name(name) for name in names]
+    for kind, fingerprint in requested:
         if (kind, fingerprint) not in stored:
             raise UserError(
                 f"The store {store.root} has no artifact {kind}/{fingerprint}. `llm-assets doctor` "
                 "without a name checks all that it has."
             )
-    artifacts = named or stored
+    artifacts = requested or stored
     findings = list(check_artifacts(store, artifacts))
     if not names:
-        # Before the record, whose mending reads the registry's versions.
+        # Before the record: repairing that reads the registry's versions.
         findings += check_registry(store, registry, record.name)
         findings += check_record(record, registry)
         findings += check_runs(store, inventory)
@@ -180,7 +180,7 @@ def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[
 
 
 def _repair(store: Store, artifact: Artifact | None, place: str) -> None:
-    """Set an artifact aside; its manifest, where it is sound, still explains versions."""
+    """Set an artifact aside; an intact manifest still explains versions."""
     if artifact:
         retire(store, artifact.manifest, "`llm-assets doctor --repair` (it was damaged)")
         store.enter(artifact, artifact.manifest.libraries)
@@ -206,8 +206,8 @@ def _faults(artifact: Artifact) -> Iterator[str]:
 
 
 def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
-    """Whether the record of current artifacts can be read and points to what there is or was, and
-    whether those of trials can be read."""
+    """Whether the record of current artifacts can be read and names artifacts that exist or
+    existed, and whether the records of trials can be read."""
     store = record.store
     for trial in record.trials():
         then = "the trial's next run writes it"
@@ -238,12 +238,12 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
 
 
 def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
-    """Whether the list of what was forgotten can be read, and the signatures of the texts, and
-    whether these are gone from what was made before."""
+    """Whether the list of what was forgotten and the signatures can be read, and whether earlier
+    artifacts are free of these texts."""
     store, pipeline = record.store, record.name
     place, folder = layout.forgotten(pipeline), layout.certificates(pipeline)
     try:
-        listed = erase.read_list(store, pipeline)
+        forgotten = erase.read_list(store, pipeline)
     except DamagedArtifact:
         certificates = fnmatch.filter(store.list_folder(folder), "*.json")
         remedy, repair = "restore it from a backup", None
@@ -257,58 +257,60 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
             place, "this list of what was forgotten cannot be read, or is outdated", remedy, repair
         )
         return
-    if erase.find_copy(store, pipeline).changes < listed.changes:
-        # Without it, an older list that a backup brings back would pass for the newest.
+    if erase.find_copy(store, pipeline).changes < forgotten.changes:
+        # Without this copy, an older list from a backup would pass for the newest.
         yield StoreFault(
             layout.forgotten_copy(pipeline),
             "the second copy of the list of what was forgotten is outdated or missing",
             "rewritten",
             partial(erase.keep_copy, store, pipeline),
         )
-    for url in listed.for_cleaning(f"{store.root}/{folder}").signatures:
+    for url in forgotten.for_cleaning(f"{store.root}/{folder}").signatures:
         try:
             read_signatures([url])
         except DamagedArtifact:
             name = url.rpartition("/")[2]
-            texts = sum(one.signature == name for one in listed.active)
+            texts = sum(document.signature == name for document in forgotten.active)
             yield StoreFault(
                 f"{folder}/{name}",
                 "damaged or missing, so no corpus can be built",
                 f"moved to damaged/; then only exact copies of its {texts} text(s) are found",
                 partial(erase.give_up_signatures, store, pipeline, name),
             )
-    # What others find of a registry or file that cannot be read is enough.
+    # A registry or file that cannot be read is reported by the other checks.
     with contextlib.suppress(UserError, pa.ArrowException, OSError):
         state = registry.state()
-        found = erase.find_brought_back(record, state, listed)
-        if found:
-            names = ", ".join(f"{one.manifest.kind}/{one.fingerprint}" for one in found)
+        holders = erase.find_brought_back(record, state, forgotten)
+        if holders:
+            names = ", ".join(
+                f"{artifact.manifest.kind}/{artifact.fingerprint}" for artifact in holders
+            )
             yield StoreFault(
                 place,
                 f"{names} contain forgotten text, as artifacts from an older backup do",
                 "it is erased from them",
-                partial(erase.erase, record, state, listed, lambda line: None),
+                partial(erase.erase, record, state, forgotten, lambda line: None),
             )
 
 
 def _restore_list(record: Pipeline, registry: Registry) -> None:
     restore_list(record.store, record.name)
-    listed = erase.read_list(record.store, record.name)
-    erase.erase(record, registry.state(), listed, lambda line: None)
+    forgotten = erase.read_list(record.store, record.name)
+    erase.erase(record, registry.state(), forgotten, lambda line: None)
 
 
 def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
     """Checkpoints of trainings byte by byte, and whether their figures can be read."""
-    again = "a training run that resumes uses what is intact"
+    remedy = "a training run that resumes uses what is intact"
     for run in inventory.runs():
         place = layout.run(run)
         for step, fault in checkpoints.find_damaged(f"{store.root}/{place}"):
-            yield _aside(store, f"{place}/step-{step}", fault, again)
+            yield _aside(store, f"{place}/step-{step}", fault, remedy)
         if not store.is_local:
             continue
         folder = store.local_path(f"{store.root}/{place}")
         for name, read in ((RESULT_NAME, read_result), (METRICS_NAME, read_metrics)):
-            yield from _unreadable(store, f"{place}/{name}", partial(read, folder), again)
+            yield from _unreadable(store, f"{place}/{name}", partial(read, folder), remedy)
 
 
 def check_caches(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
@@ -338,9 +340,9 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         state = registry.state()
         contradictions = list(find_contradictions(state))
         contradictions += [
-            f"version {one.version} points to other weights than those registered"
-            for one in state.versions
-            if weights_at(store, one.model_url) not in (None, one.weights)
+            f"version {entry.version} points to other weights than those registered"
+            for entry in state.versions
+            if weights_at(store, entry.model_url) not in (None, entry.weights)
         ]
     except RegistryDamaged as error:
         remedy = "restored to its newest readable state"
@@ -391,8 +393,8 @@ def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[StoreFaul
 
 
 def check_notes(store: Store) -> Iterator[StoreFault]:
-    """Small files beside the artifacts, which a backup of another tool may have brought back in
-    part: records of what was made, manifests of what is gone, notes of what is being made."""
+    """Small files beside the artifacts, parts of which another tool's backup may have brought back:
+    records of what was made, manifests of deleted artifacts, notes of what is being made."""
     read: Callable[[], object]
     for place in _places(store, layout.EDITIONS_FOLDER):
         read = partial(store.read_editions, place)
@@ -414,9 +416,9 @@ def _places(store: Store, folder: str) -> Iterator[str]:
 
 
 def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
-    """Enter what the registered versions stand on, the newest version last.
+    """Enter what the registered versions were built from, the newest version last.
 
-    Without it the next corpus would not know the splits that models were trained on.
+    Without the record, the next corpus would not know the splits that models were trained on.
     """
     versions = registry.state().versions
     record.store.set_aside(place)
@@ -424,7 +426,7 @@ def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
         for kind, fingerprint in version.lineage.items():
             if record.store.exists(kind, fingerprint):
                 record.advance(record.store.load(kind, fingerprint))
-    # Else a registry from an older backup would pass for the newest until its next change.
+    # Otherwise a registry from an older backup would pass for the newest until its next change.
     state = registry.state()
     mark = RegistryMark(generation=state.generation, next_version=state.next_version)
     record.note(registry=mark)
@@ -459,17 +461,17 @@ def _aside(store: Store, place: str, fault: str, then: str) -> StoreFault:
 
 
 def find_contradictions(state: RegistryState) -> Iterator[str]:
-    """Name what cannot be true together; a state that only `RegistryState` changed has nothing."""
-    numbers = Counter(f"number {found.version}" for found in state.versions)
-    models = Counter(f"model {found.weights}" for found in state.versions)
-    for what, count in [*numbers.items(), *models.items()]:
+    """Facts that contradict each other; a state that only `RegistryState` changed has none."""
+    numbers = Counter(f"number {version.version}" for version in state.versions)
+    models = Counter(f"model {version.weights}" for version in state.versions)
+    for subject, count in [*numbers.items(), *models.items()]:
         if count > 1:
-            yield f"the {what} is registered {count} times"
-    known = {found.version: found for found in state.versions}
-    if known and max(known) >= state.next_version:
-        yield f"version {max(known)} exists, but {state.next_version} would be the next number"
-    named = {move.version for move in state.history} | {*state.succession}
-    if unknown := sorted(named - known.keys()):
+            yield f"the {subject} is registered {count} times"
+    by_number = {version.version: version for version in state.versions}
+    if by_number and max(by_number) >= state.next_version:
+        yield f"version {max(by_number)} exists, but {state.next_version} would be the next number"
+    mentioned = {move.version for move in state.history} | {*state.succession}
+    if unknown := sorted(mentioned - by_number.keys()):
         yield f"version {unknown[0]} is in the history, but not registered"
         return
     last: dict[Alias, int] = {move.alias: move.version for move in state.history}
@@ -477,11 +479,11 @@ def find_contradictions(state: RegistryState) -> Iterator[str]:
         yield f"version {state.succession[-1]} is wanted, but `wanted` last moved to another"
     if state.champion != last.get("champion"):
         yield f"version {state.champion} is the champion, but another one served last"
-    if state.succession and state.is_rejected(known[state.succession[-1]].weights):
+    if state.succession and state.is_rejected(by_number[state.succession[-1]].weights):
         yield f"version {state.succession[-1]} is wanted, though a person rejected it"
-    for before, move in pairwise(move for move in state.history if move.alias == "wanted"):
-        old, new = known[before.version], known[move.version]
+    for previous, move in pairwise(move for move in state.history if move.alias == "wanted"):
+        old, new = by_number[previous.version], by_number[move.version]
         verdicts = state.verdicts_of(new.weights, old.weights)
-        is_deserved = new.is_base or any(found.promoted for found in verdicts)
+        is_deserved = new.is_base or any(verdict.promoted for verdict in verdicts)
         if move.by == GATE and not is_deserved:
             yield f"the gate moved to version {new.version} without a verdict for it"

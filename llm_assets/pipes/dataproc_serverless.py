@@ -46,7 +46,7 @@ class DataprocBatches(service.RemoteService):
         batch = self._enrich(labels, session)
         request = {"parent": self._parent, "batch": batch, "batch_id": short}
         self._client.create_batch(request, timeout=service.CALL_SECONDS)
-        # One that cannot be seen yet is not one that was deleted.
+        # Read back at once: a batch that is not visible yet must not pass for a deleted one.
         return self.describe(self.look_up(self.full_name(short)))
 
     def look_up(self, name: str) -> Any:
@@ -78,10 +78,11 @@ class DataprocBatches(service.RemoteService):
             detail=job.state_message,
             labels=dict(job.labels),
             created=created,
-            # Its machines' start and what they add are in `billed_hours` once it has ended.
+            # `billed_hours` includes when its machines started and what they add, once it has
+            # ended.
             started=0.0 if phase is service.Phase.WAITING else created,
             ended=service.seconds(job.state_time) if phase.ended else 0.0,
-            # The name of one that was deleted is free for another.
+            # The name of a deleted batch can be used again.
             uid=job.uuid,
             billed_hours=job.runtime_info.approximate_usage.milli_dcu_seconds / 3_600_000,
             units=job.runtime_info.current_usage.milli_dcu / 1_000,

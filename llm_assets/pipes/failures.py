@@ -1,4 +1,4 @@
-"""What went wrong, in words that say what to ask for, and what is tried again."""
+"""What went wrong, in words that say what to ask for, and which errors are retried."""
 
 import re
 import time
@@ -21,10 +21,10 @@ QUOTA_PROJECT = re.compile(r"serviceusage\.services\.use|USER_PROJECT_DENIED")
 REGION = re.compile(r"\bregion\b|location id|\blocation\b.*match", re.IGNORECASE)
 POLICY = re.compile(r"constraints/[\w.]+")
 REVOKED = re.compile(r"invalid_grant|reauth", re.IGNORECASE)
-"""What the token server says of a key that was revoked or a login that has expired; gRPC wraps it
-into an error that reads as if the service were busy."""
+"""What the token server says about a revoked key or an expired login; gRPC wraps it into an error
+that reads as if the service were busy."""
 CLOCK = re.compile(r"reasonable timeframe|iat and exp", re.IGNORECASE)
-"""What the token server says to a machine whose clock is off."""
+"""What the token server says to a machine with a wrong clock."""
 DISABLED_API = re.compile(r"has not been used in project|is disabled|SERVICE_DISABLED")
 
 
@@ -53,7 +53,7 @@ class JobService:
 
 
 def is_resource_quota(message: str) -> bool:
-    """Whether a message speaks of machines that a quota does not allow, not of calls a minute."""
+    """Whether a message is about a quota of machines, not about a rate of calls."""
     return bool(QUOTA.search(message)) and not RATE.search(message)
 
 
@@ -100,7 +100,7 @@ def explain(message: str, status: int | None, place: JobService) -> str:
             f"An organization policy forbids this: {policy[0]}. Ask who administers the "
             f"organization's policies for an exception for the project. {place.addresses}"
         ).rstrip()
-    # What a message says comes first: a status has many causes.
+    # The message is matched first: a status has many causes.
     if status == 403:
         return (
             f"The identity that runs Dagster lacks a right. Ask the owner of project {project} for "
@@ -152,17 +152,17 @@ def failure_of_job(
 ) -> RemoteJobFailed:
     """The failure of a job that ended badly, with its `RemoteService.links`."""
     advice = explain(detail, None, place)
-    told = [text, f"Reason given: {detail}" if detail else "", advice]
-    told += [f"Look at {links['console']}", f"What it printed: {links['logs']}"]
+    lines = [text, f"Reason given: {detail}" if detail else "", advice]
+    lines += [f"Look at {links['console']}", f"What it printed: {links['logs']}"]
     urls = {key: MetadataValue.url(url) for key, url in links.items()}
-    return _failure(told, advice, {"job": name, **urls})
+    return _failure(lines, advice, {"job": name, **urls})
 
 
 def _failure(
-    told: Sequence[str | None], advice: str, metadata: dict[str, Any] | None = None
+    lines: Sequence[str | None], advice: str, metadata: dict[str, Any] | None = None
 ) -> RemoteJobFailed:
-    # What advice is for does not go well by itself the next time.
-    description = "\n".join(filter(None, told))
+    # With advice there is something to do first, so a retry alone would fail again.
+    description = "\n".join(filter(None, lines))
     return RemoteJobFailed(description, metadata, allow_retries=not advice)
 
 
@@ -172,7 +172,7 @@ def reported_on_closing(closed: Mapping[str, Any] | None) -> str:
     if not exception:
         return ""
     lines = (exception.get("message") or "").strip().splitlines() or [""]
-    # Of a message that holds a traceback of its own, the last line is the cause.
+    # If the message contains a traceback, its last line is the cause.
     message = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
     return f"Its program reported {exception.get('name')}: {message}"
 
@@ -225,8 +225,13 @@ def is_transient(error: Exception) -> bool:
             return isinstance(error, exceptions.Aborted)
         unnamed_stream_fault = isinstance(error, exceptions.Unknown) and "tream" in str(error)
         return error.code in BUSY_STATUSES or unnamed_stream_fault
-    cut = (ConnectionError, TransportError, of_requests.ConnectionError, of_requests.Timeout)
-    return isinstance(error, (*cut, exceptions.RetryError))
+    connection_errors = (
+        ConnectionError,
+        TransportError,
+        of_requests.ConnectionError,
+        of_requests.Timeout,
+    )
+    return isinstance(error, (*connection_errors, exceptions.RetryError))
 
 
 def call_with_retries(
@@ -243,17 +248,17 @@ def call_with_retries(
 
     backoff = Backoff(policy.first_delay_seconds, policy.longest_delay_seconds)
     deadline = time.monotonic() + policy.give_up_after_seconds
-    refused = 0
+    refusals = 0
     while True:
         try:
             return function()
         except Exception as error:
-            # What may go well the next time has no class of its own. Of a token that has expired or
-            # was revoked, the client library gets a new one.
-            refused += isinstance(error, Unauthenticated)
-            again = is_transient(error) or 0 < refused < CREDENTIAL_ATTEMPTS
+            # Every exception is caught, because transient errors have no class of their own. After
+            # an expired or revoked token, the client library fetches a new one.
+            refusals += isinstance(error, Unauthenticated)
+            may_retry = is_transient(error) or 0 < refusals < CREDENTIAL_ATTEMPTS
             delay = backoff.take()
-            if not again or time.monotonic() + delay > deadline:
+            if not may_retry or time.monotonic() + delay > deadline:
                 raise
             report(f"Google answered: {first_line(error)}. Trying again in {delay:.0f} s")
             sleep(delay)

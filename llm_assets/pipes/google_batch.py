@@ -17,7 +17,7 @@ EXIT_CODE = re.compile(r"exit code (\d+)")
 RESERVED = 50_000
 """From here on exit codes are Batch's own (page "Troubleshooting", "Task failure exit codes")."""
 LOST_MACHINES = {50001, 50002, 50003, 50004, 50006}
-"""Preempted, silent, rebooted, hanging or made again; 50005 is the greatest duration."""
+"""Preempted, not reporting, rebooted, unresponsive or recreated; 50005 is the longest duration."""
 PHASES = {
     "RUNNING": service.Phase.RUNNING,
     "SUCCEEDED": service.Phase.SUCCEEDED,
@@ -30,7 +30,7 @@ FULL_PRICE = ("STANDARD", "PROVISIONING_MODEL_UNSPECIFIED")
 TO_SCHEDULED = re.compile(r"\bto SCHEDULED\b")
 TO_RUNNING = re.compile(r"\bto RUNNING\b")
 BOOT_SECONDS = 600.0
-"""A machine is there for so long before its task runs, at most: it boots and gets its drivers."""
+"""Longest time between a machine's creation and its task: it boots and gets its drivers."""
 
 
 class BatchJobs(service.RemoteService):
@@ -83,16 +83,18 @@ class BatchJobs(service.RemoteService):
     def describe(self, job: Any) -> service.RemoteJob:
         phase = PHASES.get(job.status.state.name, service.Phase.WAITING)
         events = job.status.status_events
-        told = [event.description for event in events if event.description]
-        codes = [int(code) for text in told for code in EXIT_CODE.findall(text)]
+        descriptions = [event.description for event in events if event.description]
+        codes = [int(code) for text in descriptions for code in EXIT_CODE.findall(text)]
         lost = bool(LOST_MACHINES & {*codes})
         instances = job.allocation_policy.instances
         policy = instances[0].policy if instances else None
         return service.RemoteJob(
             name=job.name,
             phase=phase,
-            # While it waits, the first words of a job are that it does.
-            detail=told[-1] if told and (phase.ended or len(told) > 1) else "",
+            # The first event of a waiting job only says that it waits.
+            detail=descriptions[-1]
+            if descriptions and (phase.ended or len(descriptions) > 1)
+            else "",
             labels=dict(job.labels),
             created=service.seconds(job.create_time),
             exit_status=next((code for code in codes if code < RESERVED), None),
@@ -107,18 +109,18 @@ class BatchJobs(service.RemoteService):
 
 
 def _began(job: Any) -> float:
-    """When the first machine was made, or a little before; 0 where none has to be there.
+    """When the first machine was created, or a little before; 0 if none needs to exist yet.
 
-    Batch does not say which there are. Of several, some may be waiting for the others, unless they
-    are given all at once (flex-start); a single one is there only shortly before it runs.
+    Batch does not report its machines. Of several, some may wait for the others, unless all are
+    provided at once (flex-start); a single one exists only shortly before it runs.
     """
-    first = dict[str, float]()
+    first_seen = dict[str, float]()
     for event in job.status.status_events:
         for pattern in (TO_SCHEDULED, TO_RUNNING):
             if pattern.search(event.description):
-                first.setdefault(pattern.pattern, event.event_time.timestamp())
-    running = first.get(TO_RUNNING.pattern, 0.0)
-    scheduled = first.get(TO_SCHEDULED.pattern, running)
+                first_seen.setdefault(pattern.pattern, event.event_time.timestamp())
+    running = first_seen.get(TO_RUNNING.pattern, 0.0)
+    scheduled = first_seen.get(TO_SCHEDULED.pattern, running)
     policies = [instance.policy for instance in job.allocation_policy.instances]
     at_once = any(policy.provisioning_model.name == "FLEX_START" for policy in policies)
     if sum(group.task_count for group in job.task_groups) > 1 and not at_once:

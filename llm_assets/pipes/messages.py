@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class PipesGCSLiveMessageReader(PipesMessageReader):
     """Follows the message chunks `<prefix>/<location>/<n>.json` of one job.
 
-    The process writes them with `dagster_pipes.PipesGCSMessageWriter`. Unlike the shipped reader,
-    this one starts from the first chunk for each run, so a run that adopts a job hears all of it.
-    It notices a process that was started again and writes its chunks over the old ones. It raises
-    when it may not read, and at the end it looks for chunks that come late.
+    The process writes them with `dagster_pipes.PipesGCSMessageWriter`. Unlike Dagster's own reader,
+    this one starts from the first chunk in each run, so a run that adopts a job gets all of its
+    messages. It notices a restarted process that overwrites its chunks. It raises if it may not
+    read, and at the end it looks for chunks that arrive late.
 
     Args:
         bucket: name of the bucket, without `gs://`.
@@ -104,27 +104,27 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
         """
         from google.api_core import exceptions
 
-        found = 0
+        count = 0
         try:
             self._notice_restart()
             while (text := self._read_chunk(self._next_chunk)) is not None:
                 self._next_chunk += 1
-                found += 1
+                count += 1
                 self._handle_chunk(text)
         except exceptions.Forbidden as error:
             raise self._forbidden(error) from error
         except Exception as error:
-            # Those of the network come from google.api_core, google.auth and requests alike.
+            # Network errors come from google.api_core, google.auth and requests alike.
             if not is_transient(error):
                 raise
             self._warn(f"Messages cannot be read just now: {first_line(error)}")
-        return found
+        return count
 
     def read_rest(self) -> None:
-        """After the job's end, handle what comes after a chunk that never came."""
+        """After the job's end, handle chunks that follow one that never came."""
         prefix = f"{self.prefix}/{self._location}/"
-        listed = self._bucket().list_blobs(prefix=prefix)
-        names = [blob.name.removeprefix(prefix).removesuffix(".json") for blob in listed]
+        blobs = self._bucket().list_blobs(prefix=prefix)
+        names = [blob.name.removeprefix(prefix).removesuffix(".json") for blob in blobs]
         numbers = sorted(int(name) for name in names if name.isdigit())
         late = [number for number in numbers if number >= self._next_chunk]
         for number in late:
@@ -171,8 +171,10 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
         from google.api_core.exceptions import PreconditionFailed
 
         blob = self._blob(number)
+        # A chunk of the same generation was handled before; a restarted process writes a new one.
         if blob is None or self._generations.get(number) == blob.generation:
             return None
+        # Only the generation that was looked at: it may be replaced between the two calls.
         try:
             text = blob.download_as_bytes(if_generation_match=blob.generation).decode()
         except PreconditionFailed:
@@ -185,6 +187,7 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
             if not line.strip():
                 continue
             message = json.loads(line)
+            # Held back until `finish`: if the job is started again, more messages follow.
             if message["method"] == "closed":
                 self.closed = message["params"] or {}
                 self._closing = message

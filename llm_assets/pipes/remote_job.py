@@ -37,11 +37,12 @@ SECONDS_BETWEEN_CHECKS = 0.2
 
 
 class HeldSignals:
-    """Holds SIGINT and SIGTERM back until the run comes to a place where it can end.
+    """Holds SIGINT and SIGTERM back until the run reaches a place where it can end.
 
-    Dagster's handler raises wherever the program happens to be. In the midst of a call, gRPC may
-    lose the exception, so that run and job go on, or be left with a damaged heap, of which the
-    process dies and the job goes on. And with the answer to a submission goes the job's name.
+    Dagster's handler raises wherever the program happens to be. In the middle of a call, gRPC may
+    swallow the exception, so that run and job go on, or be left with a damaged heap, of which the
+    process dies while the job goes on. And if the reply to a submission is lost, so is the job's
+    name.
     """
 
     def __init__(self) -> None:
@@ -49,18 +50,18 @@ class HeldSignals:
         self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
 
     def __enter__(self) -> Self:
-        # Elsewhere Python allows no handlers, and no signal arrives.
+        # In other threads, Python allows no handlers, and no signal arrives.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                before = signal.getsignal(number)
-                if callable(before):
-                    self._before[number] = before
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._before[number] = handler
                     signal.signal(number, self._hold)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         if kind is None:
             self.let_through()
 
@@ -68,7 +69,7 @@ class HeldSignals:
         self._came = number
 
     def let_through(self) -> None:
-        """Do what was to be done when a signal came; Dagster's handler raises."""
+        """Run the handler of a signal that came; Dagster's raises."""
         number, self._came = self._came, None
         if number is not None:
             self._before[number](number, None)
@@ -76,8 +77,8 @@ class HeldSignals:
     def sleep(self, seconds: float) -> None:
         """Wait, at most until a signal comes."""
         end = time.monotonic() + seconds
-        while self._came is None and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, SECONDS_BETWEEN_CHECKS))
+        while self._came is None and (remaining := end - time.monotonic()) > 0:
+            time.sleep(min(remaining, SECONDS_BETWEEN_CHECKS))
         self.let_through()
 
 
@@ -87,7 +88,7 @@ def end_job(service: RemoteService, job: RemoteJob, report: Callable[[str], None
 
 
 def _age(job: RemoteJob) -> tuple[float, str]:
-    """Orders jobs from the oldest on."""
+    """Sort key: oldest first."""
     return job.created, job.name
 
 
@@ -143,7 +144,7 @@ class RemoteRun:
                 return dg.PipesClientCompletedInvocation(self.session, metadata=self._metadata())
 
     def _guard(self, doing: str, function: Callable[[], Any]) -> Any:
-        """Call Google with retries; what fails for good becomes a failure that says what to do."""
+        """Call Google with retries; a permanent error becomes a failure that says what to do."""
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
 
@@ -175,7 +176,7 @@ class RemoteRun:
         self._adopt_or_submit()
 
     def _find_or_create(self) -> RemoteJob:
-        """One try: whatever it does, doing it again after a lost reply starts no second job."""
+        """One attempt; repeating it after a lost reply starts no second job."""
         from google.api_core.exceptions import AlreadyExists
 
         jobs = sorted(self.service.find(self.key), key=_age)
@@ -183,18 +184,20 @@ class RemoteRun:
         if existing is not None:
             return self._settle_duplicates(jobs, existing)
         self._point_session_at(self._mark)
-        named = self.session.default_remote_invocation_info
+        invocation = self.session.default_remote_invocation_info
         if assets := asset_names(self.context):
-            named = named | {"dagster-asset": "_".join(assets)}
-        labels = as_labels(named) | {KEY_LABEL: self.key, MESSAGES_LABEL: self._mark}
+            invocation = invocation | {"dagster-asset": "_".join(assets)}
+        labels = as_labels(invocation) | {KEY_LABEL: self.key, MESSAGES_LABEL: self._mark}
         attempt = len(jobs) + 1
         self.before_submit()
         while True:
+            # The name is deterministic, so that two runs which submit at once collide if names are
+            # unique.
             short = self.key if attempt == 1 else f"{self.key}-{attempt}"
             try:
                 created = self.service.submit(short, labels, self.session)
             except AlreadyExists:
-                # Another process was faster, or a job of this name was of no use.
+                # Another process was faster, or a job of this name ended unusably.
                 existing = self._choose([self.service.get(self.service.full_name(short))])
                 if existing is not None:
                     return existing
@@ -221,8 +224,8 @@ class RemoteRun:
         return probe.closed is not None and "exception" not in probe.closed
 
     def _settle_duplicates(self, jobs: list[RemoteJob], chosen: RemoteJob) -> RemoteJob:
-        """Where two runs submitted at once, the older job goes on and this run's own is cancelled,
-        also by the try after one whose reply was lost, or in which that failed."""
+        """If two runs submitted at once, the older job goes on and this run cancels its own, also
+        in a retry after a lost reply or a failed cancellation."""
         for job in jobs:
             is_own = job.labels.get(MESSAGES_LABEL) == self._mark
             if is_own and job.phase.adoptable and job.name != chosen.name:
@@ -271,7 +274,7 @@ class RemoteRun:
             self._signals.sleep(backoff.take())
 
     def _with_reason(self, job: RemoteJob) -> RemoteJob:
-        """A failed job once its reason is there; it decides whether the job is started again."""
+        """A failed job with its reason, which decides whether it is restarted."""
         deadline = time.monotonic() + self.limits.reason_seconds
         backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
         while job.phase is Phase.FAILED and not job.detail and time.monotonic() < deadline:
@@ -290,9 +293,12 @@ class RemoteRun:
 
     def _judge(self, job: RemoteJob) -> bool:
         self._drain(job)
-        # A program that fails by a fault of its input says so in its closing message.
-        said = failures.reported_on_closing(self.reader.closed)
-        died = job.exit_status is not None and (self.reader.closed is None or LOST_WORKER in said)
+        # A program whose input is at fault says so in its closing message, and is not restarted.
+        message = failures.reported_on_closing(self.reader.closed)
+        died = job.exit_status is not None and (
+            self.reader.closed is None or LOST_WORKER in message
+        )
+        # If there is advice about the failure, a restart would fail in the same way.
         died = died and not failures.explain(job.detail, None, self.service.place)
         allow = partial(self._guard, "a look at what is saved", self.restarts.allow)
         if (job.interrupted or died) and allow():
@@ -333,7 +339,7 @@ class RemoteRun:
         try:
             failures.call_with_retries(self._cancel_once, END_POLICY, self.context.log.warning)
         except Exception as error:
-            # The run ends by its interruption, whatever keeps the job from being cancelled.
+            # The run is ending anyway, whatever keeps the job from being canceled.
             name = self.job.name if self.job else f"the job labeled {KEY_LABEL}={self.key}"
             self.context.log.error(
                 f"{name} could not be cancelled and may still cost money: {error}"

@@ -18,7 +18,7 @@ from llm_assets.pipes.failures import JobService, RetryPolicy
 CALL_SECONDS = 60.0
 LONGEST_LABEL = 63
 LONGEST_KEY = 56
-"""Leaves room for `-` and an attempt's number within Google's 63 characters."""
+"""Leaves room within Google's 63 characters for `-` and the number of an attempt."""
 
 
 def external_key(name: str, fingerprint: str) -> str:
@@ -60,8 +60,8 @@ def _as_dns_label(text: str) -> str:
 
 
 KEY_LABEL = "pipeskey"
-"""Says what the job does; the same for all its attempts. One word, since Dataproc takes no other
-sign but a hyphen in a label, which a filter might read as its own."""
+"""What the job does; the same for all its attempts. One word: of separators, Dataproc allows only
+hyphens in a label, which a filter might take for its own."""
 RUN_LABEL = "dagster-run-id"
 MESSAGES_LABEL = "pipesmessages"
 """Says where the attempt writes its messages."""
@@ -83,14 +83,14 @@ def parse_parent(parent: str) -> tuple[str, str]:
 
 
 def asset_names(context: Context) -> list[str]:
-    """Of the assets that a run makes just now; none where an op is no asset's."""
+    """The assets that a run is making now; empty for an op that belongs to no asset."""
     keys = context.selected_asset_keys if context.has_assets_def else ()
     return sorted("-".join(key.path) for key in keys)
 
 
 def key_of(context: Context, fingerprint: str | None) -> str:
-    """The job's key, named after its assets or its op; without a fingerprint it is this run's and
-    step's alone."""
+    """The job's key, named after its assets or its op; without a fingerprint it belongs to this run
+    and step alone."""
     name = "-".join(asset_names(context)) or context.op_handle.name
     if fingerprint is None:
         fingerprint = f"{context.run_id}/{name}/{context.retry_number}"
@@ -130,26 +130,26 @@ class RemoteJob:
     created: float = 0.0
     """Seconds since the epoch."""
     exit_status: int | None = None
-    """Of the program that failed it, where the service says so."""
+    """Exit status of the program that failed the job, if the service reports it."""
     lost_machines: bool = False
-    """Failed since its machines were taken away, or since there were none."""
+    """Whether it failed because its machines were taken away, or because there were none."""
     started: float = 0.0
     """Seconds since the epoch when it had its machines; 0 before."""
     ended: float = 0.0
     """Seconds since the epoch when they were gone; 0 before."""
     machines: int = 0
-    """How many it has or asks for; 0 where the service decides."""
+    """How many it has or requests; 0 if the service decides."""
     machine_type: str = ""
     is_cheaper: bool = False
     """Whether they are spot or flex-start machines."""
     uid: str = ""
-    """The service's own id of it, where another job may come to have its name."""
+    """The service's unique id, where a later job may get the same name."""
     billed_hours: float = 0.0
-    """Hours that the service itself has counted, in its own unit; 0 where it has not."""
+    """Hours as counted by the service, in its own unit; 0 if it does not count."""
     units: float = 0.0
-    """How many of that unit it has at this moment; 0 where nobody says."""
+    """Number of these units at the moment; 0 if not reported."""
     holds_machines: bool = False
-    """Has ended, but its machines are there and cost money."""
+    """Whether it has ended, but still has machines that cost money."""
 
     @property
     def interrupted(self) -> bool:
@@ -159,8 +159,8 @@ class RemoteJob:
     @property
     def in_words(self) -> str:
         """Its phase, and why it waits where the service says so."""
-        why = f", since {self.detail}" if self.phase is Phase.WAITING and self.detail else ""
-        return self.phase.value + why
+        reason = f", since {self.detail}" if self.phase is Phase.WAITING and self.detail else ""
+        return self.phase.value + reason
 
 
 def seconds(moment: Any) -> float:
@@ -169,9 +169,9 @@ def seconds(moment: Any) -> float:
 
 
 def delete(ask: Callable[[], Any], seconds: float) -> None:
-    """Return once what a call asks to be deleted is gone, or was gone before.
+    """Request a deletion and return once the resource is gone, or was gone before.
 
-    The call gives the operation that Google runs for it, which may take so many seconds.
+    The call returns Google's operation, which may take that many seconds.
     """
     from google.api_core.exceptions import NotFound
 
@@ -239,10 +239,10 @@ class RemoteService(ABC):
         request = {"parent": self._parent}
         if key and self.key_filter:
             request["filter"] = self.key_filter.format(label=KEY_LABEL, key=key)
-        # Compared here as well, since not every service filters; and before a description, which
-        # may take calls of its own.
-        found = [(self.labels_of(job).get(KEY_LABEL), job) for job in self.list_all(request)]
-        return [self.describe(job) for its, job in found if its and key in (None, its)]
+        # Compared here as well, since not every service filters; before `describe`, which may make
+        # calls of its own.
+        labeled = [(self.labels_of(job).get(KEY_LABEL), job) for job in self.list_all(request)]
+        return [self.describe(job) for its, job in labeled if its and key in (None, its)]
 
     def labels_of(self, job: Any) -> Mapping[str, str]:
         """The labels of a job of the service's own kind."""
@@ -263,8 +263,8 @@ class RemoteService(ABC):
         try:
             return self.describe(self.look_up(name))
         except NotFound:
-            why = "It was deleted, by another than this run."
-            return RemoteJob(name, Phase.CANCELLED, why, labels={})
+            reason = "It was deleted, by another than this run."
+            return RemoteJob(name, Phase.CANCELLED, reason, labels={})
 
     @abstractmethod
     def look_up(self, name: str) -> Any:
@@ -292,10 +292,10 @@ class RemoteService(ABC):
 
 @dataclass
 class Restarts:
-    """Whether a program is started again that was interrupted.
+    """Whether an interrupted program is started again.
 
-    Only a restart after which nothing is reached counts as one in vain: a training of a week whose
-    machine is taken every three hours is started again 56 times.
+    Only restarts without progress count against the limit: a training of a week whose machine is
+    taken every three hours is restarted 56 times.
     """
 
     most: int
@@ -304,7 +304,7 @@ class Restarts:
     """What the program has reached."""
     in_vain: int = field(default=0, init=False)
     total: int = field(default=0, init=False)
-    # Before the first restart none was in vain, so what was reached then need not be known.
+    # Before the first restart nothing was in vain, so the progress until then is not needed.
     _reached: object = field(default=None, init=False)
 
     def allow(self) -> bool:

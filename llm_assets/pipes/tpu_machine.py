@@ -1,7 +1,7 @@
-"""What a TPU machine does by itself: run one container, tell the bucket how it is, delete itself.
+"""What a TPU machine does: run one container, report its state to the bucket, delete itself.
 
-`tpu_vm.py` hands this file to Google as the machine's `startup-script`. The machine's own Python
-runs it, also after a restart of the machine, so it needs the standard library alone (3.10).
+`tpu_vm.py` passes this file to Google as the machine's `startup-script`. The machine's own Python
+runs it, also after a reboot, so it uses only the standard library (3.10).
 """
 
 import json
@@ -20,16 +20,16 @@ from urllib.request import Request, urlopen
 
 ATTRIBUTE = "llm-assets-job"
 """The machine's attribute that says what to run."""
-# By these names Google's own libraries find what stands for a service.
+# Google's own libraries read the same variables, which name stand-ins for the services.
 METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
 STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
 TPU_API = os.environ.get("TPU_API_HOST", "https://tpu.googleapis.com")
 CALL_SECONDS = 60.0
 RETRY_SECONDS = 10.0
 LAST_WORD_SECONDS = 600.0
-"""So long the machine tries to read what it wrote, and to say how it ended, before it goes on."""
+"""How long the machine tries to read its record, and to write how it ended, before it goes on."""
 SECONDS_TO_END = 120
-"""For a container that has lasted too long, to save its state."""
+"""How long a container that reached its deadline has to save its state."""
 REGISTRIES = ("pkg.dev", "gcr.io")
 MOUNT = """bucket=$1 folder=$2 key=/usr/share/keyrings/cloud.google.asc
 if ! command -v gcsfuse; then
@@ -47,10 +47,9 @@ mountpoint -q $folder || gcsfuse --implicit-dirs -o allow_other $bucket $folder
 
 
 def main() -> None:
-    """Do the work, if it has not ended before, then ask for this machine's deletion to the last.
+    """Do the work, unless it has ended before, then request this machine's deletion for good.
 
-    Whatever goes wrong on the way is a reason to ask again, since a script that ends leaves a
-    machine that bills.
+    Whatever fails on the way is retried, since a script that ends leaves a machine that is billed.
     """
     job = insist(lambda: json.loads(read_metadata(f"attributes/{ATTRIBUTE}")))
     record = read_record(job) or {"started": time.time()}
@@ -60,13 +59,13 @@ def main() -> None:
         reporter.start()
         try:
             record.update(run(job, record["started"] + job["seconds"]))
-        except subprocess.TimeoutExpired as late:
-            step = " ".join(late.cmd[:2])
+        except subprocess.TimeoutExpired as error:
+            step = " ".join(error.cmd[:2])
             record["told"] = (
                 f"it was ended after its greatest duration of {job['seconds']:,} s, in `{step}`"
             )
         except Exception:
-            # Whatever it is, the run has to be told, and the machine to go.
+            # Whatever the error, the run has to learn it, and the machine has to be deleted.
             record["told"] = traceback.format_exc(limit=1)
         record["ended"] = time.time()
         ended.set()
@@ -84,8 +83,8 @@ def run(job: dict[str, Any], deadline: float) -> dict[str, Any]:
     """
 
     def step(*command: str, **options: Any) -> "subprocess.CompletedProcess[str]":
-        left = max(0.0, deadline - time.time())
-        return subprocess.run(command, text=True, timeout=left, **options)
+        remaining = max(0.0, deadline - time.time())
+        return subprocess.run(command, text=True, timeout=remaining, **options)
 
     image, registry = job["image"], job["image"].split("/")[0]
     if registry.endswith(REGISTRIES):
@@ -98,7 +97,7 @@ def run(job: dict[str, Any], deadline: float) -> dict[str, Any]:
     if folder := job.get("mount"):
         step("bash", "-ec", MOUNT, "mount", job["bucket"], folder, check=True)
         volumes = [f"--volume={folder}:{folder}"]
-    # Of a machine that was started again.
+    # Left over if the machine was rebooted.
     step("docker", "rm", "--force", job["name"], check=False)
     variables = [f"--env={name}={value}" for name, value in job["environment"].items()]
     options = ["--rm", "--privileged", "--network=host", "--log-driver=gcplogs", *job["options"]]
@@ -113,7 +112,7 @@ def run(job: dict[str, Any], deadline: float) -> dict[str, Any]:
 
 
 def insist(ask: Callable[[], Any], seconds: float = float("inf")) -> Any:
-    """What a call gives, made again until the time is up; then it raises its last error."""
+    """The result of a call, repeated until it works; after that time its last error is raised."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -127,12 +126,12 @@ def insist(ask: Callable[[], Any], seconds: float = float("inf")) -> Any:
 
 def keep_record(job: dict[str, Any], record: dict[str, Any], ended: threading.Event) -> None:
     """Write the record again and again as a sign of life, at last with how the work has ended."""
-    where = f"{job['record_bucket']}/o?uploadType=media&name={quote(job['record'], safe='')}"
+    object_path = f"{job['record_bucket']}/o?uploadType=media&name={quote(job['record'], safe='')}"
     while True:
         is_last = ended.is_set()
         try:
             content = json.dumps({**record, "seen": time.time()}).encode()
-            call("POST", f"{STORAGE}/upload/storage/v1/b/{where}", content)
+            call("POST", f"{STORAGE}/upload/storage/v1/b/{object_path}", content)
             if is_last:
                 return
         except Exception as error:
@@ -146,12 +145,12 @@ def keep_record(job: dict[str, Any], record: dict[str, Any], ended: threading.Ev
 
 
 def read_record(job: dict[str, Any]) -> dict[str, Any]:
-    """What this machine wrote before it was started again; nothing where it did not."""
-    where = f"{job['record_bucket']}/o/{quote(job['record'], safe='')}"
+    """What this machine wrote before a reboot; empty on its first boot."""
+    object_path = f"{job['record_bucket']}/o/{quote(job['record'], safe='')}"
 
     def read() -> Any:
         try:
-            return json.loads(call("GET", f"{STORAGE}/storage/v1/b/{where}?alt=media"))
+            return json.loads(call("GET", f"{STORAGE}/storage/v1/b/{object_path}?alt=media"))
         except HTTPError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
@@ -160,7 +159,7 @@ def read_record(job: dict[str, Any]) -> dict[str, Any]:
     try:
         return dict(insist(read, LAST_WORD_SECONDS))
     except Exception as error:
-        # The work is done again, from its newest checkpoint, rather than not at all.
+        # Without a record the work is repeated, from its newest checkpoint: better than not at all.
         print(f"{job['record']} cannot be read: {error!r}", file=sys.stderr, flush=True)
         return {}
 

@@ -18,11 +18,11 @@ DELETION_SECONDS = 600.0
 REPORT_SECONDS = 60.0
 """How often a machine says that it is there."""
 SILENT_SECONDS = 600.0
-"""A machine that has said nothing for so long is lost."""
+"""A machine that has been silent for so long is lost."""
 BOOT_SECONDS = 1800.0
-"""The same for one that has never said anything, from the making of it."""
+"""The same for a machine that has never reported, counted from its creation."""
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""So long a request that has ended, which costs nothing, stays in Google's list."""
+"""How long a request that has ended, which costs nothing, stays in Google's list."""
 PYTHON = "#!/usr/bin/env python3\n"
 WITH_MACHINE = ("ACTIVE", "SUSPENDING")
 PHASES = {"DELETING": service.Phase.CANCELLING, "FAILED": service.Phase.FAILED}
@@ -32,9 +32,9 @@ class TpuVms(service.RemoteService):
     """The queued resources (`tpu_v2.QueuedResource`) of one project and zone.
 
     Each is a job on a machine of its own.
-    Such a request has no end of its own: Google gives it a machine until somebody deletes that. So
-    the machine writes into the bucket how its container ended, and deletes itself, by which the
-    request becomes SUSPENDED; what it has written says why.
+    A queued resource does not end by itself: its machine exists until somebody deletes it. So the
+    machine writes into the bucket how its container ended, and deletes itself, which makes the
+    request SUSPENDED; the record in the bucket says why.
     """
 
     kind = JobService(
@@ -63,8 +63,8 @@ class TpuVms(service.RemoteService):
             if not page.next_page_token:
                 break
             request["page_token"] = page.next_page_token
-        here = sorted(zone for zone in zones if zone.rpartition("-")[0] == region)
-        return [f"projects/{project}/locations/{zone}" for zone in here]
+        own_zones = sorted(zone for zone in zones if zone.rpartition("-")[0] == region)
+        return [f"projects/{project}/locations/{zone}" for zone in own_zones]
 
     def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
         return self._client.list_queued_resources(request, timeout=service.CALL_SECONDS)
@@ -105,16 +105,16 @@ class TpuVms(service.RemoteService):
         try:
             service.delete(ask, DELETION_SECONDS)
         except FailedPrecondition:
-            # It deletes itself just now.
-            found = self._client.get_node(name=node, timeout=service.CALL_SECONDS)
-            if found.state.name != "DELETING":
+            # It is deleting itself just now.
+            current = self._client.get_node(name=node, timeout=service.CALL_SECONDS)
+            if current.state.name != "DELETING":
                 raise
 
     def describe(self, job: Any) -> service.RemoteJob:
         (spec,), labels, state = job.tpu.node_spec, self.labels_of(job), job.state.state.name
         record = self._read_record(job) if state in (*WITH_MACHINE, "SUSPENDED") else {}
-        made = self._made(job) if state in WITH_MACHINE else 0.0
-        phase, detail, lost = self._judge(job, record, made)
+        made_at = self._made(job) if state in WITH_MACHINE else 0.0
+        phase, detail, lost = self._judge(job, record, made_at)
         return service.RemoteJob(
             name=job.name,
             phase=phase,
@@ -123,31 +123,31 @@ class TpuVms(service.RemoteService):
             created=service.seconds(job.create_time),
             exit_status=record.get("exit") or None,
             lost_machines=lost,
-            started=made or record.get("started", 0.0),
+            started=made_at or record.get("started", 0.0),
             ended=record.get("ended") or (record.get("seen", 0.0) if phase.ended else 0.0),
             machines=1,
             machine_type=spec.node.accelerator_type,
             is_cheaper="spot" in job,
-            # The name of one that was deleted is free for another.
+            # The name of a deleted request can be used again.
             uid=labels.get(service.MESSAGES_LABEL, ""),
             holds_machines=phase.ended and state in WITH_MACHINE,
         )
 
     def _judge(
-        self, job: Any, record: Mapping[str, Any], made: float
+        self, job: Any, record: Mapping[str, Any], made_at: float
     ) -> tuple[service.Phase, str, bool]:
         """Its phase, why, and whether its machine was lost."""
         state, failed = job.state.state.name, service.Phase.FAILED
         if "ended" in record:
             if record.get("exit") == 0:
                 return service.Phase.SUCCEEDED, "", False
-            told = record.get("told") or f"its container ended with exit code {record['exit']}"
-            return failed, told, False
+            reason = record.get("told") or f"its container ended with exit code {record['exit']}"
+            return failed, reason, False
         if state == "ACTIVE":
-            # One that has said nothing yet may still boot, from its making on.
-            heard = record.get("seen", made)
+            # A machine without a record may still be booting, counted from its creation.
+            last_heard = record.get("seen", made_at)
             allowed = SILENT_SECONDS if "seen" in record else BOOT_SECONDS
-            if not heard or time.time() - heard <= allowed:
+            if not last_heard or time.time() - last_heard <= allowed:
                 return service.Phase.RUNNING, "", False
             return failed, "nothing was heard of its machine any more", True
         if state in ("SUSPENDING", "SUSPENDED"):
@@ -157,11 +157,11 @@ class TpuVms(service.RemoteService):
         phase = PHASES.get(state, service.Phase.WAITING)
         if phase is not failed:
             return phase, "", False
-        told = job.state.failed_data.error.message or "Google gives no reason"
-        return phase, told, bool(NO_MACHINES.search(told))
+        reason = job.state.failed_data.error.message or "Google gives no reason"
+        return phase, reason, bool(NO_MACHINES.search(reason))
 
     def _made(self, job: Any) -> float:
-        """When its machine was made, from which on it costs money; 0 where there is none."""
+        """When its machine was created, which is when it begins to cost money; 0 without one."""
         from google.api_core.exceptions import NotFound
 
         try:
@@ -174,11 +174,11 @@ class TpuVms(service.RemoteService):
         from google.api_core.exceptions import NotFound
         from google.cloud.storage import Client
 
-        given = json.loads(job.tpu.node_spec[0].node.metadata.get(tpu_machine.ATTRIBUTE, "{}"))
-        if not given:
+        attribute = json.loads(job.tpu.node_spec[0].node.metadata.get(tpu_machine.ATTRIBUTE, "{}"))
+        if not attribute:
             return {}
         self._storage = self._storage or Client(project=self.place.project)
-        blob = self._storage.bucket(given["record_bucket"]).blob(given["record"])
+        blob = self._storage.bucket(attribute["record_bucket"]).blob(attribute["record"])
         try:
             return dict(json.loads(blob.download_as_bytes()))
         except NotFound:
@@ -186,18 +186,18 @@ class TpuVms(service.RemoteService):
 
     def _forget_old(self) -> None:
         """Delete requests of this package from Google's list that ended a while ago."""
-        for listed in self.list_all({"parent": self._parent}):
-            # How it ended is asked of the bucket, so of the old ones alone.
-            age = time.time() - listed.create_time.timestamp()
-            if service.KEY_LABEL in self.labels_of(listed) and age > KEPT_SECONDS:
-                job = self.describe(listed)
+        for resource in self.list_all({"parent": self._parent}):
+            # Only old ones: how a request ended has to be read from the bucket.
+            age = time.time() - resource.create_time.timestamp()
+            if service.KEY_LABEL in self.labels_of(resource) and age > KEPT_SECONDS:
+                job = self.describe(resource)
                 if job.phase.ended:
                     self.cancel(job)
 
     def _enrich(self, name: str, labels: Mapping[str, str], session: PipesSession) -> Any:
         job = self.type_named("QueuedResource")(self._job["queued_resource"])
         container, messages = self._job["container"], session.message_reader_params
-        given = {
+        attribute = {
             "options": [],
             **container,
             "environment": {**container["environment"], **session.get_bootstrap_env_vars()},
@@ -213,7 +213,7 @@ class TpuVms(service.RemoteService):
         spec.node.metadata = {
             **spec.node.metadata,
             "startup-script": PYTHON + Path(tpu_machine.__file__).read_text(),
-            tpu_machine.ATTRIBUTE: json.dumps(given),
+            tpu_machine.ATTRIBUTE: json.dumps(attribute),
         }
         return job
 

@@ -1,4 +1,4 @@
-"""What a run needs, asked before it, and what it will take: steps, time and space on the disk."""
+"""Checks what a run needs before it starts, and foresees its steps, time and disk space."""
 
 import json
 import math
@@ -28,17 +28,18 @@ from spark_jobs.read.facts import open_facts, read_facts, read_forms
 from spark_jobs.read.settings import Facts, HuggingFaceDataset, PackageDocs, Source
 
 PARAMETERS, TOKENS_PER_SECOND = 134_515_008, 60.0
-"""Of training the model that `init` names: per core with AVX2, as docs/benchmarks.md has it."""
+"""Of training the model that `init` names: tokens per second per core with AVX2, as measured in
+docs/benchmarks.md."""
 OTHER_SECONDS = 180
-"""Of a first run, beside training: reading, cleaning, measuring and starting the endpoint."""
+"""Seconds of a first run beside training: reading, cleaning, measuring, starting the endpoint."""
 TEXT_COPIES = 4
-"""Times the source text that the corpus stages write: raw, clean, tokens and caches."""
+"""Copies of the source text that the corpus stages write: raw, clean, tokens and caches."""
 MASTER_BYTES, STATE_BYTES, SERVED_BYTES = 4, 12, 2
-"""Of a parameter: in 32 bits; so with AdamW's two moments; as the endpoint caches it."""
+"""Per parameter: in 32 bits; the same with AdamW's two moments; as the endpoint caches it."""
 LOOK_SECONDS = 60.0
-"""A look at the text takes so long at most."""
+"""Longest time for a look at the text."""
 RUN_SECONDS = 10.0
-"""Before a run, which reads all of the text itself."""
+"""The same before a run, which reads all of the text itself."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def preflight(settings: PipelineSettings, is_judged: bool = True) -> list[str]:
     base = find_needs(settings)
     divided = find_whole(settings, "clean_corpus")
     held_out = divided.stats["splits"].get("held_out", 0) if divided else 0
-    # Where much was held out before, a few documents more or less decide nothing.
+    # With that much held out, a few documents more or less do not matter.
     is_enough = held_out >= 4 * settings.model_version.gate.minimum_documents
     looks = is_local(settings.store) and not is_enough
     text = look_at(settings, RUN_SECONDS if looks else 0)
@@ -66,7 +67,7 @@ def preflight(settings: PipelineSettings, is_judged: bool = True) -> list[str]:
 
 
 def find_needs(settings: PipelineSettings) -> Base:
-    """Look at all that a run needs beside its text and space, which takes no time.
+    """Check everything that a run needs except its text and disk space, which takes no time.
 
     Raises:
         UserError: the run could not succeed: a source, a table of facts or the base model is not
@@ -81,6 +82,7 @@ def find_needs(settings: PipelineSettings) -> Base:
     base = _base(settings)
     base_model.check_row_length(settings.tokenized_shards.input_length(settings.form), base.config)
     if settings.platform == "local":
+        # Raises if the variable of the endpoint's token is not set.
         bearer_token(settings.endpoint)
         _need_port(settings)
     return base
@@ -105,16 +107,16 @@ def foresee(
 
 
 def _unset(settings: PipelineSettings) -> list[str]:
-    """Variables without which messages are not sent; where the daemon runs they may be set."""
-    told = settings.notifications
-    named = {
-        "webhook_variable": told.webhook_variable,
-        "email.password_variable": told.email and told.email.password_variable,
+    """Warnings about unset variables that messages need; the daemon's environment may have them."""
+    notifications = settings.notifications
+    variables = {
+        "webhook_variable": notifications.webhook_variable,
+        "email.password_variable": notifications.email and notifications.email.password_variable,
     }
     return [
         f"`notifications.{key}` names {variable}, which is not set here; without it where "
         "`llm-assets up` or the daemon is started, nothing is sent that way."
-        for key, variable in named.items()
+        for key, variable in variables.items()
         if variable and not os.environ.get(variable)
     ]
 
@@ -135,9 +137,9 @@ def _need_source(source: Source) -> None:
 
 def _base(settings: PipelineSettings) -> Base:
     """The base model, as it was prepared here or as its source has it."""
-    made = find_whole(settings, "base_model")
-    if made and (config := Path(made.url) / "config.json").exists():
-        return Base(0, made.stats["parameters"], json.loads(config.read_bytes()))
+    artifact = find_whole(settings, "base_model")
+    if artifact and (config := Path(artifact.url) / "config.json").exists():
+        return Base(0, artifact.stats["parameters"], json.loads(config.read_bytes()))
     return describe_base(settings.base_model)
 
 
@@ -162,27 +164,27 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     budget = settings.checkpoint.budget
     if not text.is_known or not text.tokens:
         return []
-    own, row_tokens = _own_share(settings), _step_tokens(settings)
+    own_share, row_tokens = _own_share(settings), _step_tokens(settings)
     planned = _planned_tokens(settings, text)
     steps = -(-planned // row_tokens)
-    share = own * planned / text.tokens
-    # Of the training that made the current checkpoint.
-    trained = find_whole(settings, "checkpoint")
-    speed = trained.stats["tokens_per_second"] if trained else None
+    share = own_share * planned / text.tokens
+    # The speed of the training that made the current checkpoint.
+    checkpoint = find_whole(settings, "checkpoint")
+    speed = checkpoint.stats["tokens_per_second"] if checkpoint else None
 
     def time(tokens: float) -> str:
         return f" in about {format_duration(tokens / speed)}" if speed else ""
 
-    told = f"{steps:,} steps read about {share:.1%} of the text{time(steps * row_tokens)}"
+    sentence = f"{steps:,} steps read about {share:.1%} of the text{time(steps * row_tokens)}"
     if share < 0.95:
-        tokens = text.tokens / own
-        whole = round(tokens / row_tokens) or 1
-        # In the unit in which the budget is given, as two units are refused.
-        amounts = {"steps": whole, "tokens": round(tokens), "epochs": 1}
+        tokens = text.tokens / own_share
+        pass_steps = round(tokens / row_tokens) or 1
+        # In the unit of the configured budget, since only one unit may be set.
+        amounts = {"steps": pass_steps, "tokens": round(tokens), "epochs": 1}
         name = next(name for name in BUDGETS if getattr(budget, name) is not None)
-        told += f"; one pass takes about {whole:,} steps (`checkpoint.budget.{name}: "
-        told += f"{amounts[name]}`){time(tokens)}"
-    return [f"{told}, at the speed of the last training run." if speed else f"{told}."]
+        sentence += f"; one pass takes about {pass_steps:,} steps (`checkpoint.budget.{name}: "
+        sentence += f"{amounts[name]}`){time(tokens)}"
+    return [f"{sentence}, at the speed of the last training run." if speed else f"{sentence}."]
 
 
 def _step_tokens(settings: PipelineSettings) -> int:
@@ -190,7 +192,7 @@ def _step_tokens(settings: PipelineSettings) -> int:
 
 
 def _planned_tokens(settings: PipelineSettings, text: TextEstimate) -> int:
-    """What the budget comes to; of epochs over text that nobody looked at, 0."""
+    """Tokens that the budget amounts to; 0 for epochs over text that was not looked at."""
     budget = settings.checkpoint.budget
     if budget.epochs:
         return round(budget.epochs * text.tokens / _own_share(settings))
@@ -198,7 +200,7 @@ def _planned_tokens(settings: PipelineSettings, text: TextEstimate) -> int:
 
 
 def _own_share(settings: PipelineSettings) -> float:
-    """Rows that replay other text are a share of all, and no text of the pipeline's own."""
+    """The share of rows that do not replay other text."""
     return 1 - settings.checkpoint.replay_share
 
 
@@ -219,8 +221,10 @@ def describe_base(settings: base_model.BaseModelSettings) -> Base:
 
         reader = GGUFReader(files[0])
         parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        found = (one for name, one in reader.fields.items() if name.endswith(".context_length"))
-        length = next((int(one.contents()) for one in found), None)
+        entries = (
+            entry for name, entry in reader.fields.items() if name.endswith(".context_length")
+        )
+        length = next((int(entry.contents()) for entry in entries), None)
         return Base(parameters * MASTER_BYTES, parameters, {POSITION_KEYS[0]: length})
     weights = [file for file in files if file.suffix == ".safetensors"]
     configs = (json.loads(file.read_bytes()) for file in files if file.name == "config.json")
@@ -232,9 +236,9 @@ def _parameters(weights: Path) -> int:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(weights, framework="numpy") as opened:
-            names = opened.keys()
-            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
+        with safe_open(weights, framework="numpy") as file:
+            names = file.keys()
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     except SafetensorError as error:
         raise UserError(
             f"`base_model`: {weights} is not a whole safetensors file ({error}). Copy it again; in "

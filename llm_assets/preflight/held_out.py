@@ -1,4 +1,4 @@
-"""Whether enough text is held out to judge a model on, and which gain that shows."""
+"""Whether enough text is held out to judge a model, and which gain it can show."""
 
 import math
 from contextlib import suppress
@@ -14,11 +14,11 @@ from recipes.evaluation.settings import EvaluationSettings, Rounds
 from recipes.evaluation.statistics import POWER, level, reach
 
 ENOUGH_SHORT = 1_000
-"""Documents that are all too short mean that the others, which were not looked at, are so, too."""
+"""If this many documents are all too short, the others, which were not looked at, are too."""
 MOST_HELD_OUT = 0.5
-"""Largest share that is held out of little text, so that a model still learns from most of it."""
+"""Largest share of little text that is held out, so that a model still learns from the rest."""
 AIM = 2
-"""Times the documents that the gate needs, to be held out: near-copies count as one there."""
+"""Documents to hold out, as a multiple of what the gate needs: it counts near-copies as one."""
 DOCUMENT_SPREAD = 0.066
 """Standard deviation of a document's gain, in bits per byte; docs/promotion.md has how it was
 measured."""
@@ -26,17 +26,17 @@ measured."""
 
 def held_out_share(documents: float, gate: GateSettings) -> float | None:
     """The share to hold out, so that the gate can decide; None where no share is enough."""
-    wanted = AIM * gate.minimum_documents / max(1.0, documents)
-    share = math.ceil(100 * max(0.05, min(MOST_HELD_OUT, wanted))) / 100
-    # Each document falls into the split by chance: two standard deviations, one in forty draws.
+    aim = AIM * gate.minimum_documents / max(1.0, documents)
+    share = math.ceil(100 * max(0.05, min(MOST_HELD_OUT, aim))) / 100
+    # The split is random per document: minus two standard deviations, as in one of forty draws.
     surely = documents * share - 2 * math.sqrt(documents * share * (1 - share))
     return share if surely >= gate.minimum_documents else None
 
 
 def documents_needed(gate: GateSettings) -> int:
     """Fewest documents of which enough can be held out."""
-    most = 10**6
-    return next((count for count in range(1, most) if held_out_share(count, gate)), most)
+    limit = 10**6
+    return next((count for count in range(1, limit) if held_out_share(count, gate)), limit)
 
 
 def most_measured(measured: EvaluationSettings) -> float:
@@ -51,13 +51,14 @@ def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettin
 
     clusters = max(2, int(min(held_out, most_measured(measured))))
     error = DOCUMENT_SPREAD / math.sqrt(clusters)
-    at = level(gate.lifetime_error, 1, Rounds(measured=1, planned=1, share=1.0))
-    margin = max(float(reach(error, 0.0, clusters, at)), gate.smallest_effect)
+    # The level of the first look, judged in a single round.
+    alpha = level(gate.lifetime_error, 1, Rounds(measured=1, planned=1, share=1.0))
+    margin = max(float(reach(error, 0.0, clusters, alpha)), gate.smallest_effect)
     return margin + float(ndtri(POWER)) * error
 
 
 def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
-    """That cleaning would keep none of the documents; None where it keeps some, or may."""
+    """The fault that cleaning would keep no document; None if it keeps some, or might."""
     is_sure = text.is_known and (text.share == 1 or text.short >= ENOUGH_SHORT)
     if text.bytes or not text.short or not is_sure:
         return None
@@ -69,26 +70,26 @@ def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
 
 
 def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[str, str | None]:
-    """What is held out, and with which gain that shows; or why that is too little to judge on."""
+    """What is held out and which gain it shows; or why it is too little to judge a model."""
     if not text.is_known:
         return "", None
     if too_short := all_too_short(settings, text):
         return "", too_short
     gate, split = settings.model_version.gate, settings.clean_corpus.split
     documents, expected = text.documents, text.held_out + text.documents * split.held_out
-    told = f"about {expected:,.0f} documents will be held out"
+    line = f"about {expected:,.0f} documents will be held out"
     if gate.metric == "exam":
-        return f"{told}; the exam decides", None
+        return f"{line}; the exam decides", None
     if expected >= gate.minimum_documents:
-        return told + _describe_gain(settings, expected), None
-    told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
-    told += f" ({text.short:,.0f} others are too short)" if text.short else ""
-    # Where none was seen there may be some, of which others can be held out.
-    return "", _obstacle(told, max(1.0, documents), settings)
+        return line + _describe_gain(settings, expected), None
+    line = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
+    line += f" ({text.short:,.0f} others are too short)" if text.short else ""
+    # Even if none was seen there may be some documents, and others can be held out.
+    return "", _obstacle(line, max(1.0, documents), settings)
 
 
 def _describe_gain(settings: PipelineSettings, held_out: float) -> str:
-    """The gain that so many held-out documents show, where the spread of their scores is known."""
+    """The gain that so many held-out documents can show, if the spread of their scores is known."""
     recipe = settings.checkpoint
     if settings.form != "pretraining" or recipe.family != "causal" or not recipe.is_judged_in_bits:
         return f"; the metric of the recipe {recipe.recipe} decides"
@@ -97,60 +98,60 @@ def _describe_gain(settings: PipelineSettings, held_out: float) -> str:
         visible_gain(count, settings.model_version.gate, settings.measured)
         for count in (held_out, more)
     )
-    told = f", enough to detect a gain of {gain:.3f} bits per byte with 80% power"
+    line = f", enough to detect a gain of {gain:.3f} bits per byte with 80% power"
     limit = "`eval_metrics.held_out_tokens`"
     if held_out >= most:
-        return f"{told}; about {most:,.0f} of them are measured, as {limit} says"
+        return f"{line}; about {most:,.0f} of them are measured, as {limit} says"
     others = (
         "four times as many" if more <= most else f"{most:,.0f}, about the most that {limit} allows"
     )
-    return f"{told} ({of_more:.3f} with {others})"
+    return f"{line} ({of_more:.3f} with {others})"
 
 
 def held_out_obstacle(clusters: int, documents: float, settings: PipelineSettings) -> str | None:
-    """Why the text that was cleaned is too little to judge on; None where it is enough.
+    """Why the cleaned text is too little to judge a model; None if it is enough.
 
     Args:
         clusters: independent documents that are held out.
-        documents: all of the text's, of which others can still be held out; 0 where a model has
-            read them, after which splits stay.
+        documents: all documents of the text, some of which can still be held out; 0 once a model
+            has read them, because splits do not change afterwards.
     """
     gate = settings.model_version.gate
     if gate.metric == "exam" or clusters >= gate.minimum_documents:
         return None
-    told = f"Only {clusters:,} independent documents are held out, near-copies counted as one"
-    return _obstacle(told, documents, settings)
+    line = f"Only {clusters:,} independent documents are held out, near-copies counted as one"
+    return _obstacle(line, documents, settings)
 
 
 UNJUDGED = "To train anyway and decide yourself: `llm-assets run --unjudged`, then"
 
 
-def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
+def _obstacle(line: str, documents: float, settings: PipelineSettings) -> str:
     """What is too little, and the ways out; `documents` as in `held_out_obstacle`."""
     gate = settings.model_version.gate
     share = held_out_share(documents, gate)
-    told += (
+    line += (
         f", fewer than the {gate.minimum_documents} that the gate needs, so it could not promote a "
         "model. "
     )
     if not documents:
-        told += "Add documents: some of the new ones are held out, too."
+        line += "Add documents: some of the new ones are held out, too."
     elif share and share > settings.clean_corpus.split.held_out:
-        told += f"Set `clean_corpus.split.held_out: {share:.2f}`, or add text."
+        line += f"Set `clean_corpus.split.held_out: {share:.2f}`, or add text."
     else:
-        told += (
+        line += (
             f"Add text: at least {documents_needed(gate)} different documents of "
             f"{settings.clean_corpus.minimum_characters} characters or more "
             "(`clean_corpus.minimum_characters`) are needed; a document is a file, or a row of a "
             "table."
         )
     version = "1" if documents else "VERSION"
-    return f"{told} {UNJUDGED} `llm-assets approve {version} --reason REASON`"
+    return f"{line} {UNJUDGED} `llm-assets approve {version} --reason REASON`"
 
 
 def find_whole(settings: PipelineSettings, asset: str) -> Artifact | None:
-    """The asset's current artifact; None where there is none, its manifest is damaged, or the store
-    is in a bucket, which is asked for nothing before a run."""
+    """The asset's current artifact; None without one, if its manifest is damaged, or if the store
+    is in a bucket, which is not accessed before a run."""
     if is_local(settings.store):
         with suppress(DamagedArtifact):  # Whoever needs it says so.
             return Pipeline(Store(settings.store), settings.name).find_current(asset)
@@ -160,29 +161,29 @@ def find_whole(settings: PipelineSettings, asset: str) -> Artifact | None:
 def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -> list[str]:
     """What is held out and the gain that shows; raises UserError where that is too little.
 
-    Of text that was removed since it was divided, this may say too much: how many held-out
-    documents are left is known once it is cleaned, and asked again before training.
+    If text was removed since it was divided, this may say too much: how many held-out documents
+    remain is known after cleaning, and checked again before training.
     """
     if too_short := all_too_short(settings, text):
         raise UserError(too_short)
     split, divided = settings.clean_corpus.split, find_whole(settings, "clean_corpus")
-    before = divided.manifest.settings["split"]["held_out"] if divided else split.held_out
+    former = divided.manifest.settings["split"]["held_out"] if divided else split.held_out
     record = Pipeline(Store(settings.store), settings.name)
     is_trained = divided is not None and record.recorded("checkpoint") is not None
     is_certain = True
-    if divided is None or (before != split.held_out and not is_trained):
-        told, obstacle = describe_held_out(settings, text)
+    if divided is None or (former != split.held_out and not is_trained):
+        line, obstacle = describe_held_out(settings, text)
     else:
         counts, new = divided.stats["splits"], _new_documents(settings, text)
-        then = counts.get("held_out", 0)
-        told = f"{then:,} documents are held out."
+        held_out = counts.get("held_out", 0)
+        line = f"{held_out:,} documents are held out."
         documents = 0 if is_trained else sum(counts.values()) - counts.get("replay", 0) + new
-        obstacle = held_out_obstacle(then + int(split.held_out * new), documents, settings)
-        # Text that was not looked at may have grown.
+        obstacle = held_out_obstacle(held_out + int(split.held_out * new), documents, settings)
+        # Text that was not looked at may have grown, so an obstacle is not certain.
         is_certain = text.is_known and text.share == 1
-    if before != split.held_out and is_trained:
-        told += (
-            f" Existing splits do not change: `held_out: {split.held_out:g}` instead of {before:g} "
+    if former != split.held_out and is_trained:
+        line += (
+            f" Existing splits do not change: `held_out: {split.held_out:g}` instead of {former:g} "
             "applies to new text only. To split all text again, stop the endpoint "
             "(`llm-assets stop`) and give the pipeline another `name`: versions and verdicts "
             "of this one stay."
@@ -191,14 +192,16 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
         raise UserError(obstacle)
     if obstacle and not is_judged:
         obstacle = obstacle.replace(UNJUDGED, "Once a model is trained, decide yourself:")
-    return list(filter(None, [told.strip(), obstacle]))
+    return list(filter(None, [line.strip(), obstacle]))
 
 
 def _new_documents(settings: PipelineSettings, text: TextEstimate) -> int:
-    """About how many documents came since the text was read last."""
+    """Approximate number of documents that came since the text was last read."""
     raw = find_whole(settings, "raw_corpus")
     if raw is None or not text.is_known:
         return 0
     replayed = settings.clean_corpus.split.replayed
-    read = sum(of["documents"] for name, of in raw.stats["sources"].items() if name not in replayed)
+    read = sum(
+        source["documents"] for name, source in raw.stats["sources"].items() if name not in replayed
+    )
     return max(0, round(text.documents + text.held_out + text.copies + text.short) - read)

@@ -11,12 +11,12 @@ from spark_jobs.read.settings import Files
 from spark_jobs.read.survey import TextSurvey, survey
 
 BYTES_PER_TOKEN, BEYOND_ASCII = 4, 2
-"""About, of a vocabulary for English: of English text, and of characters beyond ASCII (SmolLM2's
-has 4.9 of English, 2.5 of Russian, 1.5 of Chinese, Japanese and Thai)."""
+"""Approximate bytes per token of a vocabulary for English, for ASCII and for other characters
+(SmolLM2's has 4.9 for English, 2.5 for Russian, 1.5 for Chinese, Japanese and Thai)."""
 LANGUAGE_SHARE = 0.1
-"""Of the documents, from which on another language than English is worth a word."""
+"""Share of the documents from which on a language other than English is mentioned."""
 ORDER_OF_COUNTING = ("held_out", "validation", "train", None, "replay")
-"""Of the places that a source's text may have: a text that two have counts where it is kept."""
+"""Order of a source's split: a text in several of them counts where it is kept."""
 COUNTED_OF_ALL = ("copies", "short", "faults", "messages")
 COUNTED_OF_OWN = ("bytes", "beyond_ascii", "languages")
 """Of a source's survey, also of one that is replayed; and of the others alone."""
@@ -38,41 +38,43 @@ class TextEstimate(TextSurvey):
 
     @property
     def tokens(self) -> float:
-        """About."""
+        """Approximate number of tokens."""
         ascii_bytes = self.bytes - self.beyond_ascii
         return ascii_bytes / BYTES_PER_TOKEN + self.beyond_ascii / BEYOND_ASCII
 
     def lines(self, command: str | None) -> list[str]:
-        """What is learnt, and what is not: a line of each kind. The command begins the one that
-        lists all that is not; None where there is no pipeline file to check."""
-        told = []
+        """What is learned from and what is not, a line each. `command` begins the command that
+        lists what is not; None if there is no pipeline file to check."""
+        notes = []
         if self.is_known:
             sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
-            told.append(
+            notes.append(
                 f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
                 f"documents, about {self.tokens:,.0f} tokens{sampled}"
             )
-        for language, written in [one for one in self.languages.most_common(2) if one[0]][:1]:
-            share = written / self.languages.total()
+        for language, documents in [entry for entry in self.languages.most_common(2) if entry[0]][
+            :1
+        ]:
+            share = documents / self.languages.total()
             if language != "English" and share >= LANGUAGE_SHARE:
-                told.append(
+                notes.append(
                     f"{share:.0%} of the documents seem to be in "
                     f"{language}; the default base model and the text that `init` replays are "
                     "English. For another language, change `base_model`, and the source that "
                     "`clean_corpus.split.sources` assigns to `replay`"
                 )
-        for what, count in (("exact copies", self.copies), ("short documents", self.short)):
-            told += [f"{what} left out: {count:,.0f}"] * bool(count)
+        for label, count in (("exact copies", self.copies), ("short documents", self.short)):
+            notes += [f"{label} left out: {count:,.0f}"] * bool(count)
         for kind, count in self.decoded.counts.items():
-            told.append(f"files decoded from {kind}: {count:,}")
+            notes.append(f"files decoded from {kind}: {count:,}")
         reasons = {reason.replace("_", " "): count for reason, count in self.faults.items()}
-        for what, counts in (("set aside", reasons), ("not read", self.unread.counts)):
-            told += [f"{what}: {count:,} {kind}" for kind, count in counts.items()]
+        for label, counts in (("set aside", reasons), ("not read", self.unread.counts)):
+            notes += [f"{label}: {count:,} {kind}" for kind, count in counts.items()]
         if self.faults["not_utf8"]:
-            told.append("to read text that is not UTF-8: set `encoding` of its source")
+            notes.append("to read text that is not UTF-8: set `encoding` of its source")
         if command and (self.faults or self.unread.counts):
-            told.append(f"list all of them: {command} check --all")
-        return told
+            notes.append(f"list all of them: {command} check --all")
+        return notes
 
 
 def look_at(
@@ -91,30 +93,30 @@ def look_at(
             than the source allows.
     """
     text, places = TextEstimate(), settings.clean_corpus.split.sources
-    files = [one for one in settings.raw_corpus.sources if isinstance(one, Files)]
-    unread = [one.name for one in settings.raw_corpus.sources if not isinstance(one, Files)]
+    files = [entry for entry in settings.raw_corpus.sources if isinstance(entry, Files)]
+    unread = [entry.name for entry in settings.raw_corpus.sources if not isinstance(entry, Files)]
     texts: set[int] = set()
-    # Text that is held out is trained on nowhere, and text that is also replayed is no replay.
-    files.sort(key=lambda one: ORDER_OF_COUNTING.index(places.get(one.name)))
+    # Held-out text is never trained on, and text that is also trained on is not replayed.
+    files.sort(key=lambda item: ORDER_OF_COUNTING.index(places.get(item.name)))
     for source in files:
-        found = find_files(source, Store(settings.store).root, messages)
+        listing = find_files(source, Store(settings.store).root, messages)
         if seconds == 0 or not is_local(source.path):
             unread.append(source.name)
             continue
         part = None if seconds is None else seconds / len(files)
         least = settings.clean_corpus.minimum_characters
-        seen = survey(source, found.files, least, part, messages, texts)
-        judge_faults(source, seen.read, seen.faults, seen.messages)
+        result = survey(source, listing.files, least, part, messages, texts)
+        judge_faults(source, result.read, result.faults, result.messages)
         place = places.get(source.name)
         if place == "held_out":
-            text.held_out += seen.documents
+            text.held_out += result.documents
         elif place is None:
-            text.documents += seen.documents
+            text.documents += result.documents
         for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:
-            setattr(text, name, getattr(text, name) + getattr(seen, name))
-        text.share = min(text.share, seen.share)
-        skipped = (text.unread, found.unread), (text.unread, seen.unread)
-        for kept, one in (*skipped, (text.decoded, seen.decoded)):
-            kept.merge(one)
+            setattr(text, name, getattr(text, name) + getattr(result, name))
+        text.share = min(text.share, result.share)
+        skipped = (text.unread, listing.unread), (text.unread, result.unread)
+        for total, addition in (*skipped, (text.decoded, result.decoded)):
+            total.merge(addition)
     text.is_known = all(places.get(name) == "replay" for name in unread)
     return text

@@ -30,7 +30,7 @@ from llm_assets.registry.state import (
 
 STATE_NAME = "registry.json"
 BACKUP_NAME = "registry.before.json"
-"""The state before the last change, for the day on which the state is lost."""
+"""The state before the last change, in case the current one is lost."""
 
 _DECISIONS = TypeAdapter(list[Decision])
 Result = TypeVar("Result")
@@ -39,8 +39,8 @@ Result = TypeVar("Result")
 class Registry(ABC):
     """Model versions of one pipeline: one state, changed by compare-and-set.
 
-    What may happen is said by `RegistryState`; a change of it is one step of the store
-    (`Store.update`). So of two changes at one time the second sees the first. `wanted` moves by a
+    `RegistryState` defines which changes are possible; each is one atomic step of the store
+    (`Store.update`), so of two simultaneous changes the second sees the first. `wanted` moves by a
     decision, `champion` only when the endpoint confirms that the version serves.
 
     Every method raises RegistryUnreachable where the registry cannot be asked, and RegistryDamaged
@@ -52,8 +52,8 @@ class Registry(ABC):
         self._store = store
         self._known: tuple[tuple[bytes | None, list[Decision]], RegistryState]
         self._known = (None, []), RegistryState()
-        """The newest content that was read, and what it says: parsing takes far longer than reading
-        where there are thousands of versions, and most who ask find what was there before."""
+        """The newest content that was read, with its parsed state: with thousands of versions,
+        parsing takes far longer than reading, and most callers find unchanged content."""
         self.folder = f"{store.root}/{layout.registry(pipeline)}"
         """Where the registry's files are."""
         self.place = self.folder
@@ -65,7 +65,7 @@ class Registry(ABC):
 
     @abstractmethod
     def _publish(self, state: RegistryState, touched: list[ModelVersion]) -> None:
-        """Show a state to others: cards, uploads, aliases. Done twice it is done once.
+        """Publish a state: cards, uploads, aliases. Idempotent.
 
         Called within `_reachable`.
 
@@ -96,10 +96,11 @@ class Registry(ABC):
 
     def state(self) -> RegistryState:
         """All that is recorded; models' addresses are where they lie now."""
+        # The mark first: a change between the two reads then only makes the state newer than it.
         newest = self._record.registry()
         content, decisions = self._read(STATE_NAME), self._decisions()
-        known, state = self._known
-        if content is None or known != (content, decisions):
+        cached, state = self._known
+        if content is None or cached != (content, decisions):
             state = self._parse_newest(content, newest)
             state.follow(decisions)
             located = [self._locate(version) for version in state.versions]
@@ -107,7 +108,7 @@ class Registry(ABC):
             self._known = (content, decisions), state
         else:
             self._check_newest(state, newest)
-        # Whoever changes what is given changes nothing of what is known.
+        # A copy: callers may change what they get, but not the cached state.
         return state.model_copy(update={"versions": list(state.versions)})
 
     def get(self, version: int) -> ModelVersion:
@@ -176,8 +177,9 @@ class Registry(ABC):
                 )
             states.sort(key=lambda state: state.generation)
             state, published = states[-1], (number + 1 for number in self._published())
-            # A number that was published stands in logs and notes: it never names another model.
+            # A published number appears in logs and notes, so it must never name another model.
             state.next_version = max(state.next_version, newest.next_version, *published)
+            # Newer than every state that was noted, or it would pass for an outdated one.
             state.generation = max(state.generation, newest.generation) + 1
             return dump_with_checksum(state)
 
@@ -194,7 +196,7 @@ class Registry(ABC):
         return self._locate(self._change(lambda state: transition(state.as_shown(shown))))
 
     def _change(self, transition: Callable[[RegistryState], Result]) -> Result:
-        # Read before the state, which others may change in between.
+        # Read before the state, which others may change in the meantime.
         newest, decisions = self._record.registry(), self._decisions()
         changes: list[tuple[RegistryState, RegistryState, Result]] = []
 
@@ -209,13 +211,14 @@ class Registry(ABC):
                 return None
             state.generation += 1
             if content is not None:
-                # First, so that at any moment one of the two files can be read.
+                # Written before the new state, so that one of the two files can be read at any
+                # moment.
                 self._store.write_bytes(self._path(BACKUP_NAME), dump_with_checksum(before))
             return dump_with_checksum(state)
 
         with self._reachable():
             self._store.update(self._path(STATE_NAME), change)
-            # The last attempt's: where somebody else was faster, the store asks again.
+            # Only the last attempt counts: if another writer was faster, `change` is called again.
             ((before, state, result),) = changes
             if state.generation > before.generation or set(state.decisions) - set(decisions):
                 self._note(state)
@@ -234,24 +237,24 @@ class Registry(ABC):
         place = layout.decisions(self.name)
 
         def add(content: bytes | None) -> bytes | None:
-            known = _parse_decisions(content, place)
-            new = [said for said in state.decisions if said not in known]
-            every = sorted([*known, *new], key=lambda said: said.at)
-            return _DECISIONS.dump_json(every, indent=2) if new else None
+            recorded = _parse_decisions(content, place)
+            new = [decision for decision in state.decisions if decision not in recorded]
+            all_decisions = sorted([*recorded, *new], key=lambda entry: entry.at)
+            return _DECISIONS.dump_json(all_decisions, indent=2) if new else None
 
-        # The change stands, whether or not it can be noted; the next one notes this one, too.
+        # The change stands even if it cannot be noted; the next change will note it too.
         with contextlib.suppress(DamagedArtifact, OSError):
             self._record.note(registry=mark)
             self._store.update(place, add)
 
     def _decisions(self) -> list[Decision]:
-        """What people ever said, oldest first; nothing more is known where it cannot be read."""
+        """All decisions of people, oldest first; empty if they cannot be read."""
         with self._reachable(), contextlib.suppress(DamagedArtifact):
             return read_decisions(self._store, self.name)
         return []
 
     def _parse_newest(self, content: bytes | None, newest: RegistryMark) -> RegistryState:
-        """The state of a file, which has to be no older than the newest that was noted."""
+        """The state in a file, which must not be older than the newest one that was noted."""
         if content is not None:
             state = self._parse(STATE_NAME, content)
             self._check_newest(state, newest)
@@ -299,21 +302,21 @@ class Registry(ABC):
 
 
 def read_decisions(store: Store, pipeline: str) -> list[Decision]:
-    """What people ever decided about a pipeline's models, also what its registry, brought back from
-    a backup, does not know; raises DamagedArtifact."""
+    """All decisions of people about a pipeline's models, including those that a registry restored
+    from a backup does not know; raises DamagedArtifact."""
     place = layout.decisions(pipeline)
     return _parse_decisions(store.read_bytes(place), f"{store.root}/{place}")
 
 
-def _parse_decisions(content: bytes | None, where: str) -> list[Decision]:
+def _parse_decisions(content: bytes | None, place: str) -> list[Decision]:
     try:
         return _DECISIONS.validate_json(content or b"[]")
     except ValidationError as error:
-        raise DamagedArtifact(f"{where} cannot be read ({error.errors()[0]['msg']}).") from None
+        raise DamagedArtifact(f"{place} cannot be read ({error.errors()[0]['msg']}).") from None
 
 
 def _touched(before: RegistryState, state: RegistryState, result: object) -> list[ModelVersion]:
-    """The versions whose card a change rewrites, and the one that it returns."""
+    """The versions whose cards a change rewrites, and the version that it returns."""
     cards = {version.version: render_card(before, version) for version in before.versions}
     return [
         version

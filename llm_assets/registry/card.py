@@ -13,8 +13,8 @@ from llm_assets.gate.verdict import Verdict
 from llm_assets.registry.state import ModelVersion, RegistryState
 
 CHOSEN = "chosen"
-"""Of a checkpoint's or a study's `stats`: its settings without what follows from the text, as a
-budget, or arrives with it, as facts."""
+"""Key in the `stats` of a checkpoint or a study: its settings without what follows from the text,
+such as a budget, or arrives with it, such as facts."""
 
 
 def lineage(artifact: Artifact) -> dict[str, str]:
@@ -22,42 +22,42 @@ def lineage(artifact: Artifact) -> dict[str, str]:
 
     Inputs that are no artifacts of the store, such as source files, end the walk.
     """
-    found = {artifact.manifest.kind: artifact.fingerprint}
+    fingerprints = {artifact.manifest.kind: artifact.fingerprint}
     for name, fingerprint in artifact.manifest.inputs.items():
         if artifact.store.exists(name, fingerprint):
-            found |= lineage(artifact.store.load(name, fingerprint))
-    return found
+            fingerprints |= lineage(artifact.store.load(name, fingerprint))
+    return fingerprints
 
 
 def dollars_of(artifact: Artifact) -> float | None:
-    """What the machines cost that made an artifact and all behind it.
+    """The cost of the machines that made an artifact and everything behind it.
 
-    An artifact counts for each of those that were made from it. None where no cost is on record, as
-    of one's own machines.
+    An artifact counts for each one made from it. None if no cost is on record, as with one's own
+    machines.
     """
-    manifests = (artifact.store.load(*one).manifest for one in lineage(artifact).items())
-    costs = [one.provenance[COST] for one in manifests if COST in one.provenance]
+    manifests = (artifact.store.load(*item).manifest for item in lineage(artifact).items())
+    costs = [manifest.provenance[COST] for manifest in manifests if COST in manifest.provenance]
     return sum(costs) if costs else None
 
 
 def procedure(candidate: Artifact, judged_by: Mapping[str, Any]) -> str:
     """Fingerprint of what people chose for making a candidate and for judging it.
 
-    These are the settings of every stage. The text is not among them, since it arrives, nor the
-    code, which nobody chooses by one pipeline's scores, nor a budget that follows from the text.
+    These are the settings of every stage. The text is not included, since it arrives by itself, nor
+    the code, which nobody chooses by a pipeline's scores, nor a budget that follows from the text.
     """
-    chosen: dict[str, Any] = {"judged_by": judged_by}
+    choices: dict[str, Any] = {"judged_by": judged_by}
     for kind, fingerprint in lineage(candidate).items():
         if kind == "exam":
-            # Its questions arrive with the facts; where they decide, `judged_by` has its settings.
+            # Its questions arrive with the facts; if an exam decides, `judged_by` has its settings.
             continue
         manifest = candidate.store.load(kind, fingerprint).manifest
-        chosen[kind] = manifest.stats.get(CHOSEN, manifest.settings)
-    return hash_json(chosen)
+        choices[kind] = manifest.stats.get(CHOSEN, manifest.settings)
+    return hash_json(choices)
 
 
 def weights_fingerprint(artifact: Artifact, folder: str = "") -> str:
-    """A hash of the checksums of a model's files: two artifacts with one model have one hash.
+    """A hash of the checksums of a model's files: the same for all artifacts with the same model.
 
     Args:
         folder: the model's folder in the artifact, with a slash at its end.
@@ -119,50 +119,50 @@ def compare_figures(versions: Sequence[ModelVersion]) -> list[str]:
     Figures of one evaluation, which the last column names, were measured on the same data by the
     same code.
     """
-    measured = {one.version: one.evaluation.get("metrics", {}) for one in versions}
-    names = list(dict.fromkeys(name for found in measured.values() for name in found))
+    measured = {version.version: version.evaluation.get("metrics", {}) for version in versions}
+    names = list(dict.fromkeys(name for metrics in measured.values() for name in metrics))
     lines = ["| version |" + "".join(f" {name} |" for name in names) + " evaluation |"]
     lines.append("|---" * (len(names) + 2) + "|")
-    for one in versions:
-        if found := measured[one.version]:
-            # A candidate that could not be measured has none.
+    for version in versions:
+        if figures := measured[version.version]:
+            # A candidate that could not be measured has no figures.
             own = {
-                name: number(by["candidate"].get("value"))
-                for name, by in found.items()
-                if "candidate" in by
+                name: number(by_role["candidate"].get("value"))
+                for name, by_role in figures.items()
+                if "candidate" in by_role
             }
             cells = "".join(f" {own.get(name, '')} |" for name in names)
-            same = str(one.evaluation.get("evaluation_fingerprint", ""))[:8]
-            lines.append(f"| {one.version} |{cells} {same} |")
+            evaluation = str(version.evaluation.get("evaluation_fingerprint", ""))[:8]
+            lines.append(f"| {version.version} |{cells} {evaluation} |")
     return lines if names else []
 
 
 def tell_story(state: RegistryState, version: ModelVersion) -> list[str]:
     """What was found and decided about a version's model, one line each, oldest first."""
-    found = []
+    events = []
     for verdict in state.verdicts_of(version.weights):
         outcome = "promoted" if verdict.promoted else "rejected"
-        found.append((verdict.at, f"{outcome} by the gate: {verdict.summary}"))
-    for said in state.decisions_of(version.weights):
-        outcome = "approved" if said.approved else "rejected"
-        found.append((said.at, f"{outcome} by {said.name}: {said.reason}"))
+        events.append((verdict.at, f"{outcome} by the gate: {verdict.summary}"))
+    for decision in state.decisions_of(version.weights):
+        outcome = "approved" if decision.approved else "rejected"
+        events.append((decision.at, f"{outcome} by {decision.name}: {decision.reason}"))
     for move in state.history:
         if move.alias == "champion" and move.version == version.version:
-            found.append((move.at, f"champion: {move.reason}"))
-    return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(found)]
+            events.append((move.at, f"champion: {move.reason}"))
+    return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(events)]
 
 
 def describe_outcome(state: RegistryState, verdict: Verdict) -> str:
-    """What came of a verdict, in words: a person may have overruled it, and a version that was
+    """The outcome of a verdict in words: a person may have overruled it, and a version that was
     promoted before stays wanted."""
-    found, wanted = state.find_model(verdict.weights), state.find("wanted")
-    ruled, is_wanted = "promoted" if verdict.promoted else "rejected", found == wanted
+    version, wanted = state.find_model(verdict.weights), state.find("wanted")
+    ruled, is_wanted = "promoted" if verdict.promoted else "rejected", version == wanted
     if verdict.promoted == is_wanted:
         return ruled
-    for said in state.decisions_of(verdict.weights)[-1:]:
-        if said.approved == is_wanted:
-            decided = "approved" if said.approved else "rejected"
-            return f"{ruled} by the verdict, but {said.name} {decided} it"
+    for decision in state.decisions_of(verdict.weights)[-1:]:
+        if decision.approved == is_wanted:
+            verb = "approved" if decision.approved else "rejected"
+            return f"{ruled} by the verdict, but {decision.name} {verb} it"
     if is_wanted:
         return "rejected by the verdict, but it was promoted before and stays wanted"
     number = "no version" if wanted is None else f"version {wanted.version}"
@@ -194,8 +194,10 @@ def training_cost(stats: Mapping[str, Any], cost_per_hour: float | None) -> dict
     seconds = stats.get("training_seconds")
     if seconds is None:
         return {}
-    found = {"training_seconds": seconds}
-    return found if cost_per_hour is None else found | {"cost": seconds / 3600 * cost_per_hour}
+    training = {"training_seconds": seconds}
+    return (
+        training if cost_per_hour is None else training | {"cost": seconds / 3600 * cost_per_hour}
+    )
 
 
 def number(value: float | None) -> str:
@@ -219,7 +221,7 @@ def verify_model(
 
     Args:
         url: the Hugging Face folder of a `base_model` or `checkpoint` artifact.
-        made_again: the assets of which the current artifact is what materializing them makes.
+        made_again: the assets whose current artifact can be rebuilt by materializing them.
         weights: those that the registry has on record for it.
 
     Raises:
@@ -228,6 +230,7 @@ def verify_model(
             other weights than are on record.
     """
     current = (f"{kind}/{record.recorded(kind)}" for kind in made_again)
+    # Advice to materialize helps only if that rebuilds this very artifact.
     verify_folder(url, None if any(name in url for name in current) else ROLL_BACK)
     if weights and weights_at(record.store, url) not in (None, weights):
         raise DamagedArtifact(
@@ -238,8 +241,10 @@ def verify_model(
 
 
 def weights_at(store: Store, url: str) -> str | None:
-    """Fingerprint of the weights in a model's folder; None where it is no artifact's of the store,
-    or gone."""
+    """Fingerprint of the weights in a model's folder; None if it belongs to no artifact of the
+    store, or is gone."""
     kind, name, *below = url.removeprefix(f"{store.root}/").split("/")
     artifact = store.find_named(kind, name)
-    return weights_fingerprint(artifact, "".join(f"{one}/" for one in below)) if artifact else None
+    return (
+        weights_fingerprint(artifact, "".join(f"{part}/" for part in below)) if artifact else None
+    )

@@ -1,8 +1,9 @@
-"""Which weights a training that continues from the champion starts with; records of the removed.
+"""Which weights a training that continues from the champion starts with; records of removed
+artifacts.
 
-Under `retired/<kind>/<fingerprint>/` lies `manifest.json`, without the list of files and without
-the first words of documents, which may be forgotten later; and of a checkpoint the records of the
-text that it and its lineage were trained on: so registered versions still explain themselves when
+`retired/<kind>/<fingerprint>/` contains `manifest.json`, without the list of files and without the
+first words of documents, which may be forgotten later, and for a checkpoint also the records of the
+text that it and its lineage were trained on. So registered versions still explain themselves when
 artifacts are gone.
 """
 
@@ -21,13 +22,13 @@ from recipes.data.records import SEEN_NAME, TRAINED_NAME
 from recipes.evaluation.settings import ModelSource
 
 REMOVED = "removed"
-"""In the provenance of such a manifest: when its artifact went, and by what."""
+"""Key in the provenance of a retired manifest: when its artifact was removed, and by what."""
 EXAMPLES = "dropped_examples"
-"""In the stats of a corpus: the first words of some documents that were dropped."""
+"""Key in the stats of a corpus: the first words of some dropped documents."""
 
 
 def retire(store: Store, manifest: Manifest, by: str) -> None:
-    """Keep what a manifest says of an artifact that is about to be removed, and by what and why."""
+    """Keep the manifest of an artifact that is about to be removed, with the reason in `by`."""
     kind, fingerprint = manifest.kind, manifest.fingerprint
     place = layout.retired(kind, fingerprint)
     for name in (TRAINED_NAME, SEEN_NAME):
@@ -55,7 +56,7 @@ def drop_retired_examples(store: Store, kind: str, fingerprint: str) -> None:
 
 
 def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
-    """The manifest of an artifact, be it still there or removed; None where neither."""
+    """The manifest of an artifact, whether it still exists or was removed; None if neither."""
     artifact = store.find_named(kind, fingerprint)
     return artifact.manifest if artifact else _find_retired(store, kind, fingerprint)
 
@@ -67,7 +68,7 @@ def _find_retired(store: Store, kind: str, fingerprint: str) -> Manifest | None:
 
 
 def tell_removal(store: Store, kind: str, fingerprint: str) -> str:
-    """What became of an artifact that is no longer there, in words."""
+    """What became of an artifact that no longer exists, in words."""
     name, manifest = f"{kind} {fingerprint}", find_manifest(store, kind, fingerprint)
     removed = manifest.provenance.get(REMOVED) if manifest else None
     if removed is None:
@@ -76,7 +77,7 @@ def tell_removal(store: Store, kind: str, fingerprint: str) -> str:
 
 
 def find_record(store: Store, checkpoint: str, name: str) -> str | None:
-    """URL of a record of a checkpoint's text, be it still there or removed; None where neither."""
+    """URL of a record of a checkpoint's text, whether it exists or was removed; None if neither."""
     folders = (layout.artifact("checkpoint", checkpoint), layout.retired("checkpoint", checkpoint))
     places = (f"{folder}/{name}" for folder in folders)
     return next((f"{store.root}/{place}" for place in places if store.has_file(place)), None)
@@ -95,22 +96,24 @@ def find_start(
 ) -> ModelSource:
     """The wanted version, which is the base model before any candidate was better.
 
-    A checkpoint that was made already for the same text and settings keeps the start it had.
-    Otherwise a promoted candidate, asked for again, would be trained once more on top of itself.
-    Another base model than the wanted version's begins a lineage of its own: the text is tokenized
-    for it.
+    A checkpoint that was made before from the same text and settings keeps the start it had;
+    otherwise a promoted candidate, requested again, would be trained once more on top of itself.
+    A base model other than the wanted version's begins a lineage of its own, since the text is
+    tokenized for it.
 
     Args:
         wanted: identity of the checkpoint about to be made, without its start.
-        from_version: takes the wanted version's place, whatever was made already.
+        from_version: replaces the wanted version, whatever was made before.
 
     Raises:
         UserError: training cannot, or may not, continue from that version.
     """
     state = registry.state()
     models = {
-        one.model_fingerprint: ModelSource(path=one.model_url, fingerprint=one.model_fingerprint)
-        for one in state.versions
+        entry.model_fingerprint: ModelSource(
+            path=entry.model_url, fingerprint=entry.model_fingerprint
+        )
+        for entry in state.versions
     } | {base.fingerprint: base}
     if from_version is not None:
         version = state.get(from_version)
@@ -125,22 +128,22 @@ def find_start(
                 "now, so it cannot be trained further."
             )
         return models[version.model_fingerprint]
-    # By fingerprint, so that a checkpoint that was deleted is made again from the start it had.
+    # By fingerprint, so that a deleted checkpoint is rebuilt from the start it had.
     recorded = record.recorded(wanted.kind)
     for model in models.values():
-        started = wanted.extend(inputs={START_INPUT: model.fingerprint})
-        if recorded in record.store.names(started):
+        identity = wanted.extend(inputs={START_INPUT: model.fingerprint})
+        if recorded in record.store.names(identity):
             return model
-    decided = state.find("wanted")
-    if decided is None or not _has_base(record.store, decided, base):
+    wanted_version = state.find("wanted")
+    if wanted_version is None or not _has_base(record.store, wanted_version, base):
         return base
-    return models[decided.model_fingerprint]
+    return models[wanted_version.model_fingerprint]
 
 
 def _has_base(store: Store, version: ModelVersion, base: ModelSource) -> bool:
-    """Whether a version goes back to a base model, under whatever fingerprint it was made.
+    """Whether a version descends from a base model, under whatever fingerprint that was made.
 
-    So it counts, too, where its own base model is no longer on record.
+    True as well if the version's own base model is no longer on record.
     """
     names = (version.lineage.get("base_model"), base.fingerprint)
     own, other = (find_manifest(store, "base_model", name) if name else None for name in names)

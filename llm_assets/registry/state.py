@@ -1,4 +1,4 @@
-"""The state of a registry and the only ways in which it changes; docs/promotion.md has the picture.
+"""The state of a registry and all ways in which it changes; docs/promotion.md has the diagram.
 
 It records models, what people decided about them, and who serves. Verdicts and decisions belong to
 models, which are known by their weights. Lists only grow.
@@ -18,11 +18,11 @@ Alias = Literal["wanted", "champion", "previous"]
 """`wanted` was decided on last; `champion` serves; `previous` is where a rollback goes."""
 
 Asked = tuple[str, str | None, str | None, DecidingMetric]
-"""A comparison: candidate, incumbent, evaluation and what decides. Another metric is another test
-of the same two models; other thresholds and code make no other."""
+"""A comparison: candidate, incumbent, evaluation and deciding metric. Another metric is another
+test of the same two models; other thresholds or code are not."""
 
 GATE = "the gate"
-"""Who decides where no person does."""
+"""Who decides if no person does."""
 DEFAULTS = GateSettings()
 
 
@@ -39,8 +39,8 @@ class UnknownVersion(UserError):
 
 
 class IncumbentChanged(UserError):
-    """What the candidate was judged by, the wanted model or the comparisons before, is no longer
-    so."""
+    """What the candidate was judged by has changed: the wanted model, or the earlier
+    comparisons."""
 
 
 class DecisionOutdated(UserError):
@@ -117,22 +117,22 @@ class RegistryState(BaseModel):
     verdicts: list[Verdict] = []
     decisions: list[Decision] = []
     succession: list[int] = []
-    """Versions that a rollback goes back through, oldest first; the last one is wanted."""
+    """Versions that rollbacks go back through, oldest first; the last one is wanted."""
     champion: int | None = None
     """The version that serves, as the endpoint last confirmed."""
     history: list[Move] = []
 
     def get(self, version: int) -> ModelVersion:
         """One version; raises UnknownVersion."""
-        for known in self.versions:
-            if known.version == version:
-                return known
-        listed = "`llm-assets versions` lists them" if self.versions else "none is registered yet"
-        raise UnknownVersion(f"There is no version {version}: {listed}.")
+        for entry in self.versions:
+            if entry.version == version:
+                return entry
+        hint = "`llm-assets versions` lists them" if self.versions else "none is registered yet"
+        raise UnknownVersion(f"There is no version {version}: {hint}.")
 
     def find_model(self, weights: str) -> ModelVersion | None:
         """The version that these weights are registered as."""
-        return next((known for known in self.versions if known.weights == weights), None)
+        return next((entry for entry in self.versions if entry.weights == weights), None)
 
     @property
     def aliases(self) -> dict[Alias, int]:
@@ -163,11 +163,11 @@ class RegistryState(BaseModel):
 
     def decisions_of(self, weights: str) -> list[Decision]:
         """What people decided about a model, oldest first; the last one holds."""
-        return [said for said in self.decisions if said.weights == weights]
+        return [decision for decision in self.decisions if decision.weights == weights]
 
     def is_rejected(self, weights: str) -> bool:
         """Whether a person's last word on a model is no."""
-        return any(not said.approved for said in self.decisions_of(weights)[-1:])
+        return any(not decision.approved for decision in self.decisions_of(weights)[-1:])
 
     def was_wanted(self, version: int) -> bool:
         """Whether a version ever took the wanted place."""
@@ -184,10 +184,10 @@ class RegistryState(BaseModel):
             raise UnknownVersion("The registry has no model yet, not even the base model.")
         if wanted.weights != weights:
             return wanted
-        judged = self.verdicts_of(weights)
-        decisive = [verdict for verdict in judged if verdict.promoted] or judged
+        verdicts = self.verdicts_of(weights)
+        decisive = [verdict for verdict in verdicts if verdict.promoted] or verdicts
         replaced = self.find_model(decisive[-1].against or "") if decisive else None
-        return replaced or next(known for known in self.versions if known.is_base)
+        return replaced or next(entry for entry in self.versions if entry.is_base)
 
     def look_of(
         self,
@@ -198,27 +198,27 @@ class RegistryState(BaseModel):
     ) -> int:
         """Which part of the lifetime's error a comparison may spend: see `spend`.
 
-        Where nothing was compared nothing could be promoted, and nothing was spent. But whoever saw
-        the scores of several such candidates may choose the best one to be judged after all, so
-        that one spends as if all of them had been.
+        Without a comparison nothing could be promoted, so nothing was spent. But whoever saw the
+        scores of several candidates that were not judged may have the best one judged after all, so
+        it spends as if all of them had been.
         """
-        asked = (weights, against, evaluation, thresholds.metric)
-        known = [found for found in self.verdicts if _comparison(found) == asked]
-        judged = self._compared(found for found in self.verdicts if found.is_judged)
-        if asked in judged:
-            # Its place, and never more error than when it was judged first, when it may have paid
-            # for candidates that were seen and not judged.
-            before = islice(judged.values(), list(judged).index(asked))
-            first = next(found.look for found in known if found.is_judged)
+        question = (weights, against, evaluation, thresholds.metric)
+        earlier = [verdict for verdict in self.verdicts if _comparison(verdict) == question]
+        judged = self._compared(verdict for verdict in self.verdicts if verdict.is_judged)
+        if question in judged:
+            # The place it had, and never more error than when it was first judged: that judgement
+            # may have paid for candidates that were seen but not judged.
+            before = islice(judged.values(), list(judged).index(question))
+            first = next(entry.look for entry in earlier if entry.is_judged)
             return max(first, 1 + sum(not promoted for promoted in before))
-        # A promotion that was right costs nothing; one that was wrong is the error that is bounded.
+        # A correct promotion costs nothing; a wrong one is the error that is bounded.
         look = 1 + sum(not promoted for promoted in judged.values())
-        # The same question asked again stays the same, or repeating a run would measure again.
-        repeated = [found.look for found in known if _would_repeat(found, thresholds)]
+        # A repeated question keeps its look; otherwise repeating a run would measure again.
+        repeated = [entry.look for entry in earlier if _would_repeat(entry, thresholds)]
         if repeated:
             return max(look, repeated[-1])
-        if any(found.weights == weights and not found.is_judged for found in self.verdicts):
-            look += len(self._compared(self.verdicts).keys() - judged.keys() - {asked})
+        if any(verdict.weights == weights and not verdict.is_judged for verdict in self.verdicts):
+            look += len(self._compared(self.verdicts).keys() - judged.keys() - {question})
         return look
 
     def readable_before(
@@ -231,53 +231,59 @@ class RegistryState(BaseModel):
     ) -> int:
         """Comparisons whose scores may have been read when a candidate's procedure was chosen.
 
-        A procedure was chosen at the latest before it was judged first. What it makes of text that
-        arrives is no choice.
+        At the latest, a procedure was chosen before it was first judged. What it makes of newly
+        arrived text is not a choice.
         """
-        asked: set[Asked] = {(weights, against, evaluation, metric)}
+        questions: set[Asked] = {(weights, against, evaluation, metric)}
         if procedure:
-            asked |= {_comparison(one) for one in self.verdicts if one.procedure == procedure}
-        compared = list(self._compared(self.verdicts))
-        # All of them where it is new, as before its evaluation is made.
-        return next((at for at, known in enumerate(compared) if known in asked), len(compared))
+            questions |= {
+                _comparison(verdict) for verdict in self.verdicts if verdict.procedure == procedure
+            }
+        comparisons = list(self._compared(self.verdicts))
+        # All of them for a new candidate, as before its evaluation exists.
+        return next(
+            (place for place, comparison in enumerate(comparisons) if comparison in questions),
+            len(comparisons),
+        )
 
     def _compared(self, verdicts: Iterable[Verdict]) -> dict[Asked, bool]:
         """What verdicts compared, oldest first, and whether they promoted."""
         promoted: dict[Asked, bool] = {}
-        for found in verdicts:
-            asked = _comparison(found)
-            promoted[asked] = found.promoted or promoted.get(asked, False)
+        for verdict in verdicts:
+            question = _comparison(verdict)
+            promoted[question] = verdict.promoted or promoted.get(question, False)
         return promoted
 
     def evaluations_of(self, weights: str) -> list[str]:
         """Fingerprints of the evaluations that a model was judged by, oldest first."""
-        found = (verdict.evaluation_fingerprint for verdict in self.verdicts_of(weights))
-        return list(dict.fromkeys(one for one in found if one))
+        fingerprints = (verdict.evaluation_fingerprint for verdict in self.verdicts_of(weights))
+        return list(dict.fromkeys(fingerprint for fingerprint in fingerprints if fingerprint))
 
     def register(self, entry: ModelEntry, is_base: bool = False) -> ModelVersion:
-        """Add a model; known weights keep their number and take over where they lie now."""
-        known = self.find_model(entry.weights)
-        if known is not None:
-            found = known.model_copy(update=dict(entry))
-            self.versions[self.versions.index(known)] = found
-            return found
-        found = ModelVersion(version=self.next_version, is_base=is_base, **dict(entry))
+        """Add a model; known weights keep their number, and their entry is updated."""
+        existing = self.find_model(entry.weights)
+        if existing is not None:
+            version = existing.model_copy(update=dict(entry))
+            self.versions[self.versions.index(existing)] = version
+            return version
+        version = ModelVersion(version=self.next_version, is_base=is_base, **dict(entry))
         self.next_version += 1
-        self.versions.append(found)
-        return found
+        self.versions.append(version)
+        return version
 
     def register_base(self, entry: ModelEntry) -> ModelVersion:
         """Add the base model; it is wanted until a candidate is better.
 
-        One that was left for another base model is wanted again, unless a person wants that one.
+        A base model that was replaced by another one is wanted again, unless a person wants that
+        other.
         """
-        found = self.register(entry, is_base=True)
+        version = self.register(entry, is_base=True)
         wanted, moves = self.find("wanted"), (m for m in self.history if m.alias == "wanted")
-        *_, by = [None, *(move.by for move in moves)]
-        is_left = wanted is not None and wanted != found and by == GATE
-        if (wanted is None or wanted.is_base) and (is_left or not self.was_wanted(found.version)):
-            self._want(found.version, GATE, "the base model, until one is better")
-        return found
+        *_, decider = [None, *(move.by for move in moves)]
+        is_left = wanted is not None and wanted != version and decider == GATE
+        if (wanted is None or wanted.is_base) and (is_left or not self.was_wanted(version.version)):
+            self._want(version.version, GATE, "the base model, until one is better")
+        return version
 
     def enter(self, entry: ModelEntry, verdict: Verdict) -> ModelVersion:
         """Register a candidate with its verdict, and promote it where it may be.
@@ -291,21 +297,22 @@ class RegistryState(BaseModel):
         """
         if entry.weights != verdict.weights:
             raise ValueError(f"the verdict is on {verdict.weights}, not on {entry.weights}")
-        found = self.register(entry)
+        version = self.register(entry)
         due = self.look_of(
             verdict.weights,
             verdict.against or "",
             verdict.evaluation_fingerprint,
             verdict.thresholds,
         )
-        # The same question asked again is no second look, or repeating a run would spend the error.
-        # Another answer is on record, too: by restored scores, or by fewer that were read.
-        if all(known.answer != verdict.answer for known in self.verdicts):
+        # A repeated question is no second look; otherwise repeating a run would spend the error.
+        # Another answer is recorded as well: scores may have been restored, or fewer were read by
+        # people.
+        if all(recorded.answer != verdict.answer for recorded in self.verdicts):
             self.verdicts = [*self.verdicts, verdict]
-        if not verdict.promoted or self.is_rejected(entry.weights) or found.is_base:
-            return found
-        if self.was_wanted(found.version):
-            return found
+        if not verdict.promoted or self.is_rejected(entry.weights) or version.is_base:
+            return version
+        if self.was_wanted(version.version):
+            return version
         wanted = self.find("wanted")
         if wanted is None or wanted.weights != verdict.against:
             now = f"version {wanted.version}" if wanted else "no version"
@@ -321,11 +328,11 @@ class RegistryState(BaseModel):
                 "was promoted. Judge it again: "
                 + materialize_command("eval_metrics", "model_version")
             )
-        self._want(found.version, GATE, verdict.summary)
-        return found
+        self._want(version.version, GATE, verdict.summary)
+        return version
 
     def as_shown(self, generation: int | None) -> Self:
-        """Itself; raises DecisionOutdated where a person looked at another generation."""
+        """This state; raises DecisionOutdated if a person looked at another generation."""
         if generation not in (None, self.generation):
             raise DecisionOutdated(
                 "The registry has changed since this was shown. Look again at what the decision "
@@ -334,7 +341,7 @@ class RegistryState(BaseModel):
         return self
 
     def approve(self, version: int, name: str, reason: str) -> ModelVersion:
-        """A person wants a version, whatever the gate said; both are on record."""
+        """A person wants a version, whatever the gate found; both are recorded."""
         return self._decide(version, True, name, reason)
 
     def reject(self, version: int, name: str, reason: str) -> ModelVersion:
@@ -342,17 +349,17 @@ class RegistryState(BaseModel):
         return self._decide(version, False, name, reason)
 
     def follow(self, decisions: Sequence[Decision]) -> None:
-        """Take over decisions that a state from a backup lacks, as far as it knows their models."""
-        for said in decisions:
-            found = self.find_model(said.weights)
-            if found and said not in self.decisions:
-                self._follow(found.version, said)
+        """Take over decisions that a state from a backup lacks, for models that it knows."""
+        for decision in decisions:
+            version = self.find_model(decision.weights)
+            if version and decision not in self.decisions:
+                self._follow(version.version, decision)
 
     def roll_back(self, name: str, reason: str) -> ModelVersion:
         """Want the version that served before the one that serves now.
 
-        Where that is wanted already and does not serve yet, it stays wanted: asking again is
-        trying again. Every other time goes further back, never forward.
+        If that version is wanted already but does not serve yet, it stays wanted: asking again
+        means trying again. Every other rollback goes further back, never forward.
 
         Raises:
             UserError: there is none before.
@@ -361,7 +368,7 @@ class RegistryState(BaseModel):
         leave = self._place_to_leave()
         target = self._version_before(leave)
         if target is None and self.champion in self.succession[:-1]:
-            # What is wanted does not serve: its weights are gone, say.
+            # The wanted version does not serve, for example because its weights are gone.
             target = self.champion
         if target is None:
             raise UserError(
@@ -369,13 +376,14 @@ class RegistryState(BaseModel):
                 "versions, and `llm-assets approve VERSION --reason REASON` serves one of them."
             )
         if self.succession[-1] != target:
+            # Later versions leave the succession, so the next rollback goes further back.
             self.succession = self.succession[: self.succession.index(target) + 1]
             self._note("wanted", target, name, f"rolled back: {reason}")
         return self.get(target)
 
     def confirm(self, version: int, found: str = "", wanted: int | None = None) -> bool:
-        """Note that the endpoint serves a version, and what was found of it: only now it is the
-        champion.
+        """Record that the endpoint serves a version, and what was found about it: only now it is
+        the champion.
 
         Args:
             wanted: the version that was wanted when the endpoint was asked.
@@ -392,56 +400,58 @@ class RegistryState(BaseModel):
         return True
 
     def _want(self, version: int, by: str, reason: str, at: datetime | None = None) -> None:
+        # Moved to the end: a version is in the succession at most once.
         self.succession = [number for number in self.succession if number != version] + [version]
         self._note("wanted", version, by, reason, at)
 
     def _decide(self, version: int, approved: bool, name: str, reason: str) -> ModelVersion:
         _check_words(name, reason)
-        found = self.get(version)
-        if found.is_base:
+        model = self.get(version)
+        if model.is_base:
             raise UnknownVersion(
                 f"Version {version} is the base model, which cannot be approved or rejected: it "
                 "serves when no other version may. `llm-assets versions` lists the others."
             )
-        said = Decision(
-            weights=found.weights,
+        decision = Decision(
+            weights=model.weights,
             approved=approved,
             name=name.strip(),
             reason=reason.strip(),
             at=self._next_moment(),
         )
-        self._follow(version, said)
-        return found
+        self._follow(version, decision)
+        return model
 
     def _next_moment(self) -> datetime:
-        """Now; by a clock that is behind another's, a moment after all that is on record, as a
-        decision that is older than a move does not undo it."""
-        known = [*(one.at for one in self.history), *(one.at for one in self.decisions)]
-        return max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in known)])
+        """Now, or a moment after everything on record if another machine's clock is ahead: a
+        decision older than a move would not undo it."""
+        times = [*(entry.at for entry in self.history), *(entry.at for entry in self.decisions)]
+        return max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in times)])
 
-    def _follow(self, version: int, said: Decision) -> None:
-        self.decisions = [*self.decisions, said]
-        if said.approved:
-            moves = (one for one in self.history if one.alias == "wanted" and one.by != GATE)
-            if all(one.at <= said.at for one in moves):
-                self._want(version, said.name, f"approved: {said.reason}", said.at)
+    def _follow(self, version: int, decision: Decision) -> None:
+        self.decisions = [*self.decisions, decision]
+        if decision.approved:
+            moves = (move for move in self.history if move.alias == "wanted" and move.by != GATE)
+            # A decision that a backup had lost must not overrule what people decided after it.
+            if all(move.at <= decision.at for move in moves):
+                self._want(version, decision.name, f"approved: {decision.reason}", decision.at)
             return
         was_wanted = self.succession[-1:] == [version]
         self.succession = [number for number in self.succession if number != version]
         if was_wanted:
-            why = f"version {version} rejected: {said.reason}"
-            self._note("wanted", self.succession[-1], said.name, why, said.at)
+            reason = f"version {version} rejected: {decision.reason}"
+            self._note("wanted", self.succession[-1], decision.name, reason, decision.at)
 
     def _note(
         self, alias: Alias, version: int, by: str, reason: str, at: datetime | None = None
     ) -> None:
-        moved = Move(alias=alias, version=version, by=by, reason=reason, at=at or datetime.now(UTC))
-        self.history = [*self.history, moved]
+        move = Move(alias=alias, version=version, by=by, reason=reason, at=at or datetime.now(UTC))
+        self.history = [*self.history, move]
 
     def _place_to_leave(self) -> int:
-        """Where in the succession the version stands that a rollback leaves.
+        """Index in the succession of the version that a rollback leaves.
 
-        It is the one that serves; past the end where a rollback from it is under way already.
+        It is the version that serves; past the end if a rollback from it is already under way.
         """
         if self.champion is None:
             return len(self.succession) - 1
@@ -463,10 +473,10 @@ def _comparison(verdict: Verdict) -> Asked:
 
 
 def _would_repeat(verdict: Verdict, thresholds: GateSettings) -> bool:
-    """Whether nothing can be compared by these thresholds either, unless scores are new."""
-    asked = (verdict.thresholds, verdict.gate_code_version)
+    """Whether these thresholds can compare nothing either, unless the scores are new."""
+    rules = (verdict.thresholds, verdict.gate_code_version)
     outcomes = {reason.outcome for reason in verdict.reasons}
-    return asked == (thresholds, CODE_VERSION) and outcomes <= UNCHANGING
+    return rules == (thresholds, CODE_VERSION) and outcomes <= UNCHANGING
 
 
 def _check_words(name: str, reason: str) -> None:

@@ -1,9 +1,9 @@
 """The model registry of Google Cloud: the state in the store, versions and aliases in Vertex AI.
 
-The state is one object of the bucket, replaced by its generation. A version of this project is an
-upload to the Vertex AI model named after the pipeline, whose description says its number; the
-newest upload with a number holds. Aliases and labels there show what the state says, and are not
-read: Vertex AI gives the labels of a version mixed with those of its model.
+The state is one object of the bucket, replaced by generation. A version is an upload to the Vertex
+AI model named after the pipeline; its description holds the version's number, and the newest upload
+with a number counts. Aliases and labels there only show the state and are never read, because
+Vertex AI mixes a version's labels with those of its model.
 """
 
 import json
@@ -29,7 +29,7 @@ METRICS_SCHEMA = (
 )
 UPLOAD_SECONDS = 1800.0
 MOST_FIGURES = 40
-"""Shown as labels, of which a model has 64 at most."""
+"""Number of figures that become labels, of which a model has at most 64."""
 NUMBER = re.compile(r"([0-9]+) of [0-9a-f]{16}")
 
 
@@ -72,10 +72,10 @@ class VertexModelRegistry(Registry):
             if version is None:
                 continue
             upload = uploads[version.version]
-            # Where no version is named, Vertex AI takes the default, which goes with the champion.
-            wanted = [alias, DEFAULT_ALIAS] if alias == "champion" else [alias]
-            if not set(wanted) <= set(upload.version_aliases):
-                self._merge(self._upload_name(upload), wanted)
+            # Requests that name no version go to the default, which follows the champion.
+            aliases = [alias, DEFAULT_ALIAS] if alias == "champion" else [alias]
+            if not set(aliases) <= set(upload.version_aliases):
+                self._merge(self._upload_name(upload), aliases)
 
     def _ensure_upload(self, version: ModelVersion, uploads: dict[int, Any]) -> Any:
         """The upload of this model and container, which Vertex AI shows to nobody."""
@@ -91,17 +91,18 @@ class VertexModelRegistry(Registry):
             artifact_uri=version.model_url,
             container_spec=self._container(version),
         )
+        # The first upload creates the model, under the pipeline's name.
         place = {"parent_model": self.place} if uploads else {"model_id": self.name}
         request = aiplatform_v1.UploadModelRequest(parent=self._vertex.parent, model=model, **place)
-        made = self._vertex.change(
+        new_upload = self._vertex.change(
             f"the upload of version {version.version}",
             self._vertex.models.upload_model,
             UPLOAD_SECONDS,
             request=request,
         )
-        # Vertex AI moves none by itself, and by them others find what serves.
+        # Vertex AI moves no aliases by itself, and others find what serves by them.
         if upload is not None and upload.version_aliases:
-            self._merge(f"{self.place}@{made.model_version_id}", list(upload.version_aliases))
+            self._merge(f"{self.place}@{new_upload.model_version_id}", list(upload.version_aliases))
         return self._uploads()[version.version]
 
     def _merge(self, name: str, aliases: list[str]) -> None:
@@ -127,8 +128,8 @@ class VertexModelRegistry(Registry):
     def _attach_evaluation(self, name: str, version: ModelVersion) -> None:
         """Show a version's figures in the console; what Vertex AI does not take is only reported.
 
-        The next change of the version tries again. The schema of Vertex AI for text generation has
-        BLEU and ROUGE-Lsum, which nothing here measures; so the figures are metadata.
+        The next change of the version tries again. Vertex AI's schema for text generation has BLEU
+        and ROUGE-Lsum, which nothing here measures, so the figures are metadata.
         """
         from google.api_core.exceptions import AlreadyExists, NotFound
         from google.cloud import aiplatform_v1
@@ -159,22 +160,22 @@ class VertexModelRegistry(Registry):
         from google.api_core.exceptions import NotFound
 
         try:
-            found = self._vertex.list_all(
+            versions = self._vertex.list_all(
                 "the list of versions", self._vertex.models.list_model_versions, name=self.place
             )
         except NotFound:
             return {}
         uploads = {}
-        for upload in sorted(found, key=lambda upload: int(upload.version_id)):
-            told = NUMBER.fullmatch(upload.version_description.removeprefix(self._versions))
-            if told is None:
+        for upload in sorted(versions, key=lambda upload: int(upload.version_id)):
+            match = NUMBER.fullmatch(upload.version_description.removeprefix(self._versions))
+            if match is None:
                 raise RegistryUnreachable(
                     f"The model {self.place} belongs to another store ({upload.version_description}"
                     f"), not to {self._store.root}. Give this pipeline another `name`, or use that "
                     f"store. If somebody edited the description of version {upload.version_id} in "
                     "the console, restore it."
                 )
-            uploads[int(told[1])] = upload
+            uploads[int(match[1])] = upload
         return uploads
 
     def _describe(self, version: ModelVersion) -> str:
@@ -187,14 +188,14 @@ class VertexModelRegistry(Registry):
         return container_spec(settings, self.name, version.version, version.model_fingerprint)
 
     def _labels(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
-        """For people: the last word on a model is a person's, else the gate's."""
+        """Labels for people: a person's last word about the model, else the gate's."""
         labels = {"number": str(version.version), "license": version.license}
         for name, figures in list(version.evaluation.get("metrics", {}).items())[:MOST_FIGURES]:
             value = finite(figures.get("candidate", {}).get("value"))
             if value is not None:
                 # Labels have neither points nor signs: `1_2345`.
                 labels[name] = f"{value:.4f}".replace("-", "minus_").replace(".", "_")
-        words = [said.approved for said in state.decisions_of(version.weights)]
+        words = [decision.approved for decision in state.decisions_of(version.weights)]
         words = words or [verdict.promoted for verdict in state.verdicts_of(version.weights)]
         if words:
             labels["verdict"] = "accepted" if words[-1] else "rejected"
@@ -215,7 +216,7 @@ class VertexModelRegistry(Registry):
 
 
 def finite(value: Any) -> Any:
-    """A JSON value with None for every number that is not finite, which Google takes none of."""
+    """A JSON value with None for every number that is not finite, since Google accepts none."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 

@@ -61,7 +61,7 @@ from spark_jobs.runtime.session import USAGE
 
 RENEWAL_SECONDS = 60.0
 STATE_BYTES = 16
-"""Of a parameter that is trained: itself, its gradient and AdamW's moments in float32."""
+"""Bytes per trained parameter: itself, its gradient and AdamW's two moments, in float32."""
 FROZEN_BYTES = 4
 MESSAGES_FOLDER = "pipes"
 MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("{module}", run_name="__main__")\n'
@@ -80,7 +80,7 @@ class DataprocSparkRunner(SparkRunner):
     ) -> dict[str, Any]:
         output: str = vars(spec)["output"]
         settings = load_cloud_settings(Path(self.cloud_config_path))
-        # `clean` of `spark_jobs.clean.job`, for people who look at the cloud's lists.
+        # `clean` for `spark_jobs.clean.job`: people see the name in the cloud's lists of jobs.
         staged = _stage_spec(settings, job.__name__.split(".")[1], spec)
         main = f"{staged.folder}/main.py"
         files.write(main, MAIN_PROGRAM.format(module=job.__name__).encode())
@@ -170,8 +170,8 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         )
 
     def precision(self) -> Precision:
-        known = ACCELERATORS.get(self._settings().training.accelerator_type or "")
-        return "bfloat16" if known and known.bfloat16 else "float32"
+        accelerator = ACCELERATORS.get(self._settings().training.accelerator_type or "")
+        return "bfloat16" if accelerator and accelerator.bfloat16 else "float32"
 
     def world_size(self, placement: PlacementSettings) -> int:
         machines = self._settings().training
@@ -185,10 +185,10 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         return machines.processes
 
     def _placed(self, spec: TrainingSpec) -> TrainingSpec:
-        """A spec for today's machines: one that is trained once more may be of others.
+        """A spec for today's machines, which may differ from those of a run that is repeated.
 
         Raises:
-            UserError: on these it would come to another model.
+            UserError: on these machines the run would come to another model.
         """
         training = spec.training.placed(self._settings().training.processes)
         if training.content() != spec.training.content():
@@ -201,13 +201,13 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         return spec.model_copy(update={"training": training})
 
     def check_state(self, settings: TrainingSettings, parameters: int) -> None:
-        # GPUs are judged by the training itself, with activations.
+        # GPU memory, with activations, is checked by the training itself.
         asked = self._settings().training
         if asked.tpu is None:
             return
         is_frozen = bool(getattr(settings, "lora", None))
         state = parameters * (FROZEN_BYTES if is_frozen else STATE_BYTES) / 1e9
-        what = "weights" if is_frozen else "weights, gradients and AdamW's moments"
+        parts = "weights" if is_frozen else "weights, gradients and AdamW's moments"
 
         def fits(machine: TpuMachine) -> bool:
             return state / machine.chips <= machine.generation.gigabytes
@@ -217,7 +217,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         larger = ", ".join(name for name, machine in TPU_MACHINES.items() if fits(machine))
         raise UserError(
             f"This training does not fit the {asked.tpu.chips} chip(s) of {asked.machine_type}, "
-            f"{asked.tpu.generation.gigabytes:g} GB each: {what} alone take {state:,.1f} GB. "
+            f"{asked.tpu.generation.gigabytes:g} GB each: {parts} alone take {state:,.1f} GB. "
             + (
                 f"Set `training.machine_type` in {self.cloud_config_path} to one of {larger}, or "
                 "train adapters alone (`checkpoint.lora`)."
@@ -246,10 +246,11 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         """Run a program as a job.
 
         Args:
-            missing: what it has to leave and did not.
-            processes: at least so many train together, where machines have no accelerators that
-                they would share; 0 for a program that is one process.
-            run_folder: where the program saves what does not go by an interruption.
+            missing: the files that it has to leave but did not.
+            processes: at least so many train together if machines have no accelerators to share; 0
+            for
+                a program that is a single process.
+            run_folder: where the program saves what has to survive an interruption.
         """
         settings = self._settings()
         staged = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
@@ -363,8 +364,8 @@ def missing_of_training(spec: TrainingSpec) -> list[str]:
     ]
 
 
-def _missing(folder: str, wanted: set[str]) -> list[str]:
-    return [f"{folder}/{name}" for name in sorted(wanted - files.list_sizes(folder).keys())]
+def _missing(folder: str, names: set[str]) -> list[str]:
+    return [f"{folder}/{name}" for name in sorted(names - files.list_sizes(folder).keys())]
 
 
 def last_saved(run_folder: str | None) -> float | None:
@@ -391,21 +392,21 @@ def _follow(
 ) -> dg.PipesClientCompletedInvocation:
     """Run a job to its end, renewing its lease; what it cost is the asset's metadata.
 
-    One that ran before, or says that it succeeded, counts only with all that it has to leave.
+    A job that ran before, or reports success, counts only with all the files that it has to leave.
     """
     from dagster_gcp import GCSResource
 
     settings, renewed = spending.settings, float("-inf")
 
     def prepare() -> None:
-        """Before each submission: is there money left, and nothing left of a failed job?"""
+        """Before each submission: check the budget, and remove what a failed job left."""
         spending.check_before()
         files.remove(output)
 
     def look(job: RemoteJob) -> str | None:
         nonlocal renewed
-        # A Spark batch and the check of the serve image heed no lease; that they have one costs
-        # less than an exception for them.
+        # Spark batches and the check of the serve image ignore leases, but an exception for them
+        # would cost more than the lease.
         if time.monotonic() - renewed > RENEWAL_SECONDS:
             renewed = time.monotonic()
             files.write(jobs.lease_of(staged.output), str(time.time()).encode())
@@ -416,7 +417,7 @@ def _follow(
         bucket=settings.bucket, prefix=MESSAGES_FOLDER, client=storage
     )
     client = kind.jobs.connect(settings.region, settings.api_endpoint)
-    # Cloud TPU makes its machines in a zone, all others in a region.
+    # Cloud TPU creates its machines in a zone, all others in a region.
     parent = settings.tpu_parent if kind is PipesTpuVmClient else None
     invocation = kind(reader, client, limits=replace(limits, objection=look)).run(
         context=context,
@@ -469,7 +470,7 @@ def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None =
     """How long a job may wait, and how often it starts again.
 
     Args:
-        machines: Vertex AI's; a job on them may ask to wait in a queue, which comes on top.
+        machines: of Vertex AI; a job may ask to wait for them in a queue, which is added.
     """
     queue = machines.hours_in_queue if machines else 0
     return Limits(
@@ -478,7 +479,7 @@ def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None =
 
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-"""What goes wrong is a finding, without a traceback."""
+"""Run config without Dagster's log: a failure is reported as a finding, without a traceback."""
 Program = Callable[[dg.AssetExecutionContext, SmokeSpec], dict[str, Any]]
 
 
@@ -488,12 +489,12 @@ def smoke(
     nodes: int = 1,
     runner: TrainingPlace = "google_cloud",
 ) -> Iterator[Finding]:
-    """Run the smallest batch and the smallest jobs, and say what each found and what they cost.
+    """Run the smallest batch and the smallest jobs; yields what each found and what it cost.
 
-    The second job has the serve image parse the arguments that it would get, and answer once.
-    Their messages have arrived and their images have started where they found anything at all. The
-    smallest training, on so many nodes, is the evaluation's, which goes by Google Batch where
-    training has TPUs of its own. The serve image is always started by Vertex AI, as an endpoint's.
+    If they find anything, messages arrive and images start. The second job has the serve image
+    parse the arguments that it would get, and answer once. The smallest training, on so many nodes,
+    uses the evaluation's machines, on Google Batch if training has TPUs of its own. The serve image
+    is always started by Vertex AI, like an endpoint's.
     """
     output = f"gs://{settings.bucket}/smoke/{uuid.uuid4().hex[:12]}"
     spec = SmokeSpec(output=output, model=f"{output}/model")
@@ -505,9 +506,9 @@ def smoke(
         return spark.run(context, smallest_batch, spec)
 
     yield from _run("images.spark", batch, spec, settings)
-    trained = list(_run("images.cuda", partial(training.smoke, nodes=nodes), spec, settings))
-    yield from trained
-    if all(finding.ok for finding in trained):
+    findings = list(_run("images.cuda", partial(training.smoke, nodes=nodes), spec, settings))
+    yield from findings
+    if all(finding.ok for finding in findings):
         yield from check_serving(spec, settings, cloud_config)
 
 
@@ -522,22 +523,22 @@ def check_serving(
 def _run(
     key: str, program: Program, spec: SmokeSpec, settings: GoogleCloudSettings
 ) -> Iterator[Finding]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     @dg.asset(name=f"smoke_{key.rpartition('.')[2]}")
     def smallest(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        found.update(program(context, spec))
-        return dg.MaterializeResult(metadata=found)
+        values.update(program(context, spec))
+        return dg.MaterializeResult(metadata=values)
 
     with dg.DagsterInstance.ephemeral() as instance:
         done = dg.materialize([smallest], instance=instance, run_config=QUIET, raise_on_error=False)
     if not done.success:
         (failure,) = [event.step_failure_data for event in done.get_step_failure_events()]
-        told = failure.user_failure_data and failure.user_failure_data.description
+        description = failure.user_failure_data and failure.user_failure_data.description
         cause = failure.error and (failure.error.cause or failure.error)
-        yield Finding(key, False, told or (cause.message if cause else "it failed").strip())
+        yield Finding(key, False, description or (cause.message if cause else "it failed").strip())
         return
-    yield from describe(key, found, settings)
+    yield from describe(key, values, settings)
     metadata = done.asset_materializations_for_node(smallest.op.name)[0].metadata
     if "cost_dollars" in metadata:
         yield Finding("cost", True, f"it has cost {metadata['cost_dollars'].value:.4f} USD")
@@ -578,9 +579,9 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
         text = "the job reads no secret: no `weights_and_biases_key` is named"
         yield Finding("secrets", True, text)
     if "accelerators" in found:
-        wanted = settings.evaluation.accelerator_count
-        text = f"{found['accelerators']} accelerators are seen, {wanted} asked for"
-        yield Finding("evaluation", found["accelerators"] >= wanted, text)
+        requested = settings.evaluation.accelerator_count
+        text = f"{found['accelerators']} accelerators are seen, {requested} asked for"
+        yield Finding("evaluation", found["accelerators"] >= requested, text)
 
 
 def _describe_arguments(found: dict[str, Any]) -> Finding:

@@ -43,14 +43,14 @@ def run_child(
     restarts: int = 0,
     progress: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run a command to its end; start it again, up to `restarts` times without progress since.
+    """Run a command to its end; restart it up to `restarts` times without progress in between.
 
-    That is where it exits with 75, or a worker of it ended without a word, such as one that was
-    killed; a program that fails by a fault of its input says so in its closing message.
+    It is restarted if it exits with 75, or if one of its workers ended without a word, as when
+    killed; a program whose input is at fault says so in its closing message, and is not.
 
     Its standard output and error go to `log_path`; what it reports through Dagster Pipes goes into
-    the run. When the run is cancelled for whatever reason, the child is asked to stop (SIGTERM),
-    given a minute to save its state, and then ended.
+    the run. If the run is canceled for whatever reason, the child is asked to stop (SIGTERM),
+    given a minute to save its state, and then killed.
 
     Raises:
         UserError: the child failed, or ended without its closing message. The message has the
@@ -62,8 +62,8 @@ def run_child(
         died = code != 0 and (not closed or reason == LOST_WORKER)
         if not (died or code == INTERRUPTED) or not starts.allow():
             break
-        ended = "was interrupted, its state saved" if code == INTERRUPTED else _end(code)
-        context.log.warning(f"The program {ended}; starting it again, {starts}")
+        outcome = "was interrupted, its state saved" if code == INTERRUPTED else _end(code)
+        context.log.warning(f"The program {outcome}; starting it again, {starts}")
     if reason and reason != LOST_WORKER:
         raise UserError(f"{reason}\n(From `{' '.join(command[:6])} ...`; its log: {log_path})")
     if code != 0:
@@ -96,7 +96,7 @@ def _run_once(
         try:
             code = child.wait()
         finally:
-            # However this run ends, its child ends with it.
+            # However the run ends, the child must not outlive it.
             child.end(TERMINATION_SECONDS)
     assert code is not None, "it was waited for without a limit"
     reasons = [m[ERROR_MESSAGE] for m in session.get_custom_messages() if ERROR_MESSAGE in m]
@@ -107,12 +107,12 @@ def _end(code: int) -> str:
     """How a program ended, in words, and what to do where it was killed."""
     if -code != signal.SIGKILL:
         return how_it_ended(code)
-    why = why_killed(
+    reason = why_killed(
         "For training, lower `checkpoint.placement.device_batch_size` or "
         "`tokenized_shards.sequence_length`, or set `checkpoint.placement.activation_checkpointing`"
         "; for an evaluation, lower `eval_metrics.batch_tokens`."
     )
-    return f"was killed (SIGKILL), {why} A training run goes on from its newest checkpoint"
+    return f"was killed (SIGKILL), {reason} A training run goes on from its newest checkpoint"
 
 
 def _tail(path: Path) -> str:
@@ -148,7 +148,7 @@ class TrainingRunner(dg.ConfigurableResource, ABC):
     def resolve(self, settings: RecipeSettings) -> RecipeSettings:
         """The settings by `place`, with what `precision: auto` means where training runs.
 
-        It decides the weights, so the checkpoint's fingerprint has to hold it.
+        The precision decides the weights, so it has to be in the checkpoint's fingerprint.
         """
         settings = self.place(settings)
         if settings.precision != "auto":
@@ -159,7 +159,7 @@ class TrainingRunner(dg.ConfigurableResource, ABC):
 
     @abstractmethod
     def check_hardware(self, placement: PlacementSettings) -> None:
-        """Raise UserError where training cannot run as it is placed here."""
+        """Raise UserError if training cannot run here with this placement."""
 
     @abstractmethod
     def precision(self) -> Precision:
@@ -218,11 +218,11 @@ class LocalTrainingRunner(TrainingRunner):
 
 
 def known_precision(machine: Path = Path("/")) -> Precision | None:
-    """What `precision: auto` means on this machine (`recipes.device.Device.precision`), where that
-    is known without torch, whose import is a fifth of a run that finds everything made.
+    """What `precision: auto` means on this machine (`recipes.device.Device.precision`), if that is
+    known without torch, whose import takes a fifth of a run that finds everything made.
 
-    None where a GPU may be, none of which works without one of these files, where the processor is
-    not known, and where oneDNN was told to use less than the processor has.
+    None if there may be a GPU (none works without one of these files), if the processor is
+    unknown, and if oneDNN was told to use less than the processor has.
     """
     if any(next((machine / "dev").glob(name), None) for name in ("nvidia*", "dxg", "kfd")):
         return None
@@ -237,10 +237,10 @@ def known_precision(machine: Path = Path("/")) -> Precision | None:
 
 
 def train_into(store: Store, draft: Draft, spec: TrainingSpec, train: Train) -> None:
-    """Train, and keep beside the exported model its figures and the records of its text.
+    """Train, and keep the figures and the records of its text beside the exported model.
 
-    The specification, which exports into the draft, stays in the run's folder, for the day on which
-    the run is made once more without some texts (`llm_assets.forgetting.replay`).
+    The specification, which exports into the draft, stays in the run's folder, in case the run is
+    repeated without some texts (`llm_assets.forgetting.replay`).
     """
     folder = layout.run(spec.run_id)
     store.write_bytes(f"{folder}/{SPEC_NAME}", spec.model_dump_json(indent=2).encode())

@@ -1,7 +1,7 @@
 """Derived text as a raw corpus, which is cleaned as any other.
 
-What is made of a document carries its id, so that it is traced to the document, and forgotten with
-it.
+A derived text carries the id of its document, so it can be traced to the document and is forgotten
+with it.
 """
 
 import json
@@ -50,22 +50,22 @@ GENERAL_FORMS = (
     "{relation} ({subject}): {value}.",
     "What {subject} has as {relation} is {value}.",
 )
-"""How a fact is told whose relation has no forms of its own."""
+"""Forms of facts whose relation has none of its own."""
 MOST_WORDS = 12
-"""Of a value or a subject in regular form; a longer one is a sentence."""
+"""Most words of a value or a subject in regular form; a longer one is a sentence."""
 _HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*")
 _COLON = r"(?::\**\s+|\uff1a\**\s*)"
-"""Between relation and value; the wide one, of Chinese and Japanese, has its space in itself."""
+"""Between relation and value; the wide colon of Chinese and Japanese needs no space."""
 _LINE = re.compile(
     rf"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{{1,40}}?)\**\s*{_COLON}(\S.*?)[.;\u3002\uff1b]?"
 )
 _MARKED = re.compile(r"(\*{1,3}|`+)(?!\s)((?:(?!\1).)+)\1")
 """Bold or code of Markdown, as a whole."""
 _FENCES = ("```", "~~~")
-"""Before and after code, whose lines may look like facts."""
+"""Delimiters of code, whose lines may look like facts."""
 _RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
 _BAR = re.compile(r"(?<!\\)\|")
-"""Between two cells of a table; `\\|` is a character of one."""
+"""Separator of two cells of a table; `\\|` is a character within one."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class DerivedRow:
 
 
 class KnownFacts:
-    """The facts of all documents so far, each told by the first that holds it."""
+    """The facts of all documents so far, each attributed to the first that states it."""
 
     def __init__(self, settings: StudySettings) -> None:
         """Raise UserError where a file cannot be read."""
@@ -99,18 +99,19 @@ class KnownFacts:
         self._facts: list[PlacedFact] = []
 
     def add(self, document: str, text: str) -> None:
-        """Enter the facts that a document holds: of the table, or else those in regular form."""
+        """Enter the facts that a document states: those of the table or, without one, regular
+        ones."""
         if self._settings.facts:
-            stated = (one for one in self._table if states(text, one))
-            self._facts += [PlacedFact(document, (f.subject,), f.relation, f.value) for f in stated]
+            facts = (fact for fact in self._table if states(text, fact))
+            self._facts += [PlacedFact(document, (f.subject,), f.relation, f.value) for f in facts]
             return
         for headings, relation, value in regular_facts(text):
-            # All of it is there, and short enough to be one.
+            # Complete, and short enough to be a fact rather than a sentence.
             if headings and relation and value and count_words(value) <= MOST_WORDS:
                 self._facts.append(PlacedFact(document, headings, relation, value))
 
     def statements(self, left_out: Counter[str]) -> Iterator[DerivedRow]:
-        """The facts in their forms; those that documents contradict each other about are counted.
+        """The facts in their forms; facts that documents contradict each other about are counted.
 
         Raises:
             UserError: a table of facts is given, and no document holds any of them.
@@ -134,10 +135,10 @@ class KnownFacts:
                 values_of(fact).add(fact.value)
                 by_document[placed.document].append(fact)
         for document, facts in sorted(by_document.items()):
-            sure = [fact for fact in facts if len(values_of(fact)) == 1]
-            left_out["contradiction"] += len(facts) - len(sure)
-            told = {fact.relation: self._forms_of(fact.relation) for fact in sure}
-            for name, text in tell(sure, told, self._settings.facts_per_document):
+            undisputed = [fact for fact in facts if len(values_of(fact)) == 1]
+            left_out["contradiction"] += len(facts) - len(undisputed)
+            forms = {fact.relation: self._forms_of(fact.relation) for fact in undisputed}
+            for name, text in tell(undisputed, forms, self._settings.facts_per_document):
                 yield DerivedRow(document, f"statements/{name}", text, "statements")
 
     def _forms_of(self, relation: str) -> list[str]:
@@ -153,18 +154,18 @@ class PlacedFact:
 
     document: str
     headings: tuple[str, ...]
-    """Those above it, the outermost first; the last one names the subject, or a part of what is
-    said of it."""
+    """The headings above it, outermost first; the last one names the subject, or a part of its
+    description."""
     relation: str
     value: str
 
 
 def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """What a text has in the regular form of facts: headings, relation and value.
+    """The facts that a text states in regular form: headings, relation and value.
 
-    These are lines such as `Weight: 3 kg` below a heading, and the cells of Markdown tables: of two
-    columns, the first is the relation; of more, the first is the subject and the column's head the
-    relation.
+    These are lines such as `Weight: 3 kg` below a heading, and cells of Markdown tables: with two
+    columns, the first is the relation; with more, the first is the subject and the column's head
+    the relation.
     """
     # By their levels; 0 is that of a title without a mark.
     headings: dict[int, str] = {}
@@ -200,24 +201,26 @@ def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
 
 def _unmarked(text: str) -> str:
     """A text without the marks that make all of it bold or code."""
-    marked = _MARKED.fullmatch(text)
-    return marked[2] if marked else text
+    match = _MARKED.fullmatch(text)
+    return match[2] if match else text
 
 
 def name_subjects(facts: Sequence[PlacedFact]) -> None:
-    """Take headings from facts until the last one of each is what the fact is about.
+    """Remove headings from facts until each one's last heading is what the fact is about.
 
-    That is the nearest heading, unless it names a part that many descriptions have, as "Technical
-    data" does: below different headings, other values are then given of at least half of what is
-    said more than once. Then it is the heading above, of which the same is asked.
+    That is the nearest heading, unless it names a part that many descriptions have, such as
+    "Technical data": then, below different headings above it, at least half of the repeated
+    relations have different values. In that case the heading above it is examined in turn.
     """
     while True:
-        said: dict[str, dict[str, dict[tuple[str, ...], set[str]]]] = {}
+        by_subject: dict[str, dict[str, dict[tuple[str, ...], set[str]]]] = {}
         for fact in facts:
             *above, subject = map(str.casefold, fact.headings)
-            places = said.setdefault(subject, {}).setdefault(fact.relation.casefold(), {})
+            places = by_subject.setdefault(subject, {}).setdefault(fact.relation.casefold(), {})
             places.setdefault(tuple(above), set()).add(fact.value)
-        parts = {subject for subject, relations in said.items() if _is_part(relations.values())}
+        parts = {
+            subject for subject, relations in by_subject.items() if _is_part(relations.values())
+        }
         climbing = [
             fact
             for fact in facts
@@ -232,13 +235,13 @@ def name_subjects(facts: Sequence[PlacedFact]) -> None:
 def _is_part(relations: Iterable[dict[tuple[str, ...], set[str]]]) -> bool:
     """Whether a heading names a part, by the values of each relation below it, place by place."""
     repeated = [list(places.values()) for places in relations if len(places) > 1]
-    differing = [values for values in repeated if any(one != values[0] for one in values)]
+    differing = [values for values in repeated if any(other != values[0] for other in values)]
     return bool(repeated) and 2 * len(differing) >= len(repeated)
 
 
-# A generator is asked about passages, within a budget, and what is true to them is kept.
+# A generator is asked about passages, within a budget; answers true to them are kept.
 WAITS = (0, 2, 10)
-"""Seconds before each time that a request is sent; again where there is no answer, 429 or 5xx."""
+"""Seconds before each attempt of a request, which is repeated without an answer, on 429 or 5xx."""
 NGRAM_SIZE = 5
 TOO_MANY_REQUESTS = 429
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z]\w+")
@@ -246,21 +249,21 @@ _NAME = re.compile(r"(?<=[a-z,;] )[A-Z]\w+")
 _WITHIN = re.compile(r"(?<=[a-z,;] )\w+")
 """Any word there."""
 MOST_NAMES = 0.2
-"""Share of the words within sentences: where more are capitalized, as all nouns are in German, a
-capital tells no name."""
+"""Share of the words within sentences: if more are capitalized, as all nouns are in German,
+capitals identify no names."""
 _COUNT = re.compile(r"(?m)^\s*\W*\d+[.)]\s")
-"""What an answer counts the lines of a list by."""
+"""Numbering of a list's lines in an answer."""
 REFUSED = "refused by the generator"
 REFUSALS = (400, 413, 422)
-"""Codes that a server gives for one text, as where it filters contents or takes no text so long."""
+"""Statuses that refuse a single text, because of a content filter or the text's length."""
 MOST_REFUSED = 20
-"""Questions in a row that are refused: that is no question's own fault."""
+"""Refusals in a row after which the questions are not to blame."""
 MOST_WAIT_SECONDS = 60.0
-"""That a server's `Retry-After` is followed for."""
+"""Longest `Retry-After` of a server that is followed."""
 
 
 class QuestionRefused(Exception):
-    """The generator answers others, and not this one."""
+    """The generator answers other questions, but refuses this one."""
 
 
 @dataclass(frozen=True)
@@ -292,8 +295,8 @@ class Generator:
 
     settings: GeneratorSettings
     cache: str
-    """Folder of what earlier runs made: a run that was ended, or has more documents, asks only
-    what is new."""
+    """Folder with the answers of earlier runs: a run that was interrupted, or has more documents,
+    asks only what is new."""
     report: Report
     left_out: Counter[str]
     tokens: int = 0
@@ -333,13 +336,13 @@ class Generator:
             ThreadPoolExecutor(settings.requests_at_once) as workers,
         ):
             used = in_a_row = 0
-            for first in range(0, len(questions), settings.requests_at_once):
+            for start in range(0, len(questions), settings.requests_at_once):
                 if used >= settings.most_tokens:
-                    self.not_asked = len(questions) - first
+                    self.not_asked = len(questions) - start
                     return
-                asked = questions[first : first + settings.requests_at_once]
-                answers = workers.map(lambda question: self._ask(client, question), asked)
-                for question, answer in zip(asked, answers, strict=True):
+                batch = questions[start : start + settings.requests_at_once]
+                answers = workers.map(lambda question: self._ask(client, question), batch)
+                for question, answer in zip(batch, answers, strict=True):
                     if isinstance(answer, str):
                         self.left_out[REFUSED] += 1
                         in_a_row += 1
@@ -348,11 +351,12 @@ class Generator:
                         continue
                     in_a_row = 0
                     self.tokens += answer.tokens
-                    # How many are asked at once decides how fast it goes, not what is made.
+                    # Concurrency decides only the speed: answers past the budget are discarded.
                     if used >= settings.most_tokens:
                         self.left_out["beyond the budget"] += 1
                         continue
-                    # Cached ones count as well: a cache never decides what is made, nor how much.
+                    # Cached answers count as well, so that the cache never decides what is made,
+                    # nor how much.
                     used += answer.tokens
                     if fault := self._fault(answer, question.passage):
                         self.left_out[fault] += 1
@@ -380,7 +384,7 @@ class Generator:
             "max_tokens": self.settings.answer_tokens,
             "seed": question.seed,
         }
-        # By the request alone: answers cost money, whatever else changes here.
+        # Keyed by the request alone: answers cost money, so no other change may invalidate them.
         key = hash_json({"entry": "generated text", "request": body})
         try:
             answer = cached(self.cache, key, lambda: json.dumps(self._send(client, body)).encode())
@@ -404,8 +408,8 @@ class Generator:
                 fault = f"{response.status_code}: {shown_in_line(response.text[:200])}"
                 if response.status_code in REFUSALS:
                     raise QuestionRefused(fault)
-                after = response.headers.get("Retry-After", "")
-                asked_to_wait = float(after) if after.isdecimal() else 0.0
+                retry_after = response.headers.get("Retry-After", "")
+                asked_to_wait = float(retry_after) if retry_after.isdecimal() else 0.0
                 if not (response.is_server_error or response.status_code == TOO_MANY_REQUESTS):
                     break
             self.report(f"The generator did not answer: {fault}")
@@ -419,7 +423,7 @@ class Generator:
         )
 
     def _fault(self, answer: GeneratorAnswer, passage: str) -> str | None:
-        """Why an answer is not trained on; None where nothing speaks against it."""
+        """Why an answer is not trained on; None if nothing is wrong with it."""
         if not answer.text.strip():
             return "empty"
         if not answer.is_whole:
@@ -427,20 +431,22 @@ class Generator:
         without_counts = _COUNT.sub("", answer.text)
         if _numbers(without_counts) - _numbers(passage):
             return "number that the document does not have"
-        known = set(WORD.findall(passage.casefold()))
-        new = {name for name in _NAME.findall(answer.text) if name.casefold() not in known}
-        capitals, words = (len(one.findall(passage)) for one in (_NAME, _WITHIN))
-        if len(new) > self.settings.maximum_new_names and capitals <= MOST_NAMES * words:
+        passage_words = set(WORD.findall(passage.casefold()))
+        new_names = {
+            name for name in _NAME.findall(answer.text) if name.casefold() not in passage_words
+        }
+        capitals, words = (len(pattern.findall(passage)) for pattern in (_NAME, _WITHIN))
+        if len(new_names) > self.settings.maximum_new_names and capitals <= MOST_NAMES * words:
             return "names that the document does not have"
-        ngrams, held = (word_ngrams(one, NGRAM_SIZE) for one in (answer.text, passage))
-        if ngrams and len(ngrams & held) / len(ngrams) > self.settings.maximum_copied:
+        ngrams, passage_ngrams = (word_ngrams(text, NGRAM_SIZE) for text in (answer.text, passage))
+        if ngrams and len(ngrams & passage_ngrams) / len(ngrams) > self.settings.maximum_copied:
             return "copy of the document"
         return None
 
 
 def _numbers(text: str) -> set[str]:
     """Numbers as they are written."""
-    return {one.strip(".,") for one in re.findall(r"\d[\d.,]*", text)}
+    return {number.strip(".,") for number in re.findall(r"\d[\d.,]*", text)}
 
 
 def _read(response: httpx.Response) -> dict[str, Any]:
@@ -486,8 +492,8 @@ def write_rows(
 
     Args:
         clean_corpus: folder of that artifact.
-        questions: of the exam; a row that shares five words in a row with one, its subject aside,
-            is left out, since it would teach the words of the answer.
+        questions: of the exam; a row that shares an n-gram of five words with one, outside its
+            subject, is left out, because it would teach the wording of the answer.
         cache: folder of what earlier runs made.
 
     Returns:
@@ -505,7 +511,7 @@ def write_rows(
                 facts.add(row["id"], row["text"])
                 if settings.generator:
                     documents.append((row["id"], row["text"]))
-    left_out, made = Counter[str](), Counter[str]()
+    left_out, counts = Counter[str](), Counter[str]()
     generator = None
     if settings.generator:
         generator = Generator(settings.generator, cache, report, left_out)
@@ -513,21 +519,21 @@ def write_rows(
         facts.statements(left_out) if settings.forms_per_fact else (),
         generator.write(sorted(documents)) if generator else (),
     )
-    asked = {run for question in questions for run in _runs_of(question)}
+    exam_ngrams = {run for question in questions for run in _runs_of(question)}
     derivations: list[dict[str, Any]] = []
     unique = UniqueIds()
 
     def kept() -> Iterator[Document]:
         for row in derived:
-            if asked & word_ngrams(row.text, NGRAM_SIZE):
+            if exam_ngrams & word_ngrams(row.text, NGRAM_SIZE):
                 left_out["words of the exam"] += 1
                 continue
-            for _, numbered in unique.changes([row.id]):
-                # As of two subjects whose names differ in signs alone.
-                row.name = numbered.removeprefix(f"{row.document}{DERIVED}")
-            made[row.prompt or row.method] += 1
-            known = asdict(row)
-            derivations.append({"id": row.id} | {k: known[k] for k in DERIVATION_SCHEMA.names[1:]})
+            for _, identifier in unique.changes([row.id]):
+                # Such as two subjects whose names differ only in punctuation.
+                row.name = identifier.removeprefix(f"{row.document}{DERIVED}")
+            counts[row.prompt or row.method] += 1
+            fields = asdict(row)
+            derivations.append({"id": row.id} | {k: fields[k] for k in DERIVATION_SCHEMA.names[1:]})
             yield Document(row.id, row.text, SOURCE)
 
     rows = kept()
@@ -536,18 +542,18 @@ def write_rows(
         if not next_rows:
             break
         write_table(f"{output}/{DERIVED_FOLDER}/part-{number:05d}.parquet", to_table(next_rows))
-    if not made:
+    if not counts:
         raise UserError(_nothing_made(settings, left_out))
     write_table(
         f"{output}/{DERIVATIONS_NAME}", pa.Table.from_pylist(derivations, DERIVATION_SCHEMA)
     )
     tokens = generator.tokens if generator else 0
     price = settings.generator.dollars_per_million_tokens if settings.generator else 0
-    studied = len({one["document"] for one in derivations})
-    report(f"{made.total():,} texts made from {studied:,} documents")
+    studied = len({derivation["document"] for derivation in derivations})
+    report(f"{counts.total():,} texts made from {studied:,} documents")
     return {
         "documents_studied": studied,
-        "rows": dict(made),
+        "rows": dict(counts),
         "left_out": dict(+left_out),
         "tokens": tokens,
         "dollars": tokens * price / 1e6,
@@ -556,20 +562,20 @@ def write_rows(
 
 
 def _runs_of(question: dict[str, Any]) -> set[tuple[str, ...]]:
-    """The five-word n-grams of a question wherever its subject does not stand."""
+    """The five-word n-grams of a question outside its subject."""
     parts = re.split(re.escape(question["subject"]), question["question"])
     return set().union(*(word_ngrams(part, NGRAM_SIZE) for part in parts))
 
 
 def _nothing_made(settings: StudySettings, left_out: Counter[str]) -> str:
     counts = ", ".join(f"{count:,} {reason}" for reason, count in (+left_out).items())
-    told = f" Left out: {counts}." if counts else ""
+    note = f" Left out: {counts}." if counts else ""
     if settings.generator:
-        return f"The generator wrote nothing that may be trained on.{told}"
+        return f"The generator wrote nothing that may be trained on.{note}"
     if settings.facts:
-        return f"`study` could tell none of the facts in {settings.facts}.{told}"
+        return f"`study` could tell none of the facts in {settings.facts}.{note}"
     return (
         "`study` found no fact to tell: it looks in the training documents for tables and for "
-        f"lines such as `Weight: 3 kg` below a heading.{told} Give `study.facts`, a table "
+        f"lines such as `Weight: 3 kg` below a heading.{note} Give `study.facts`, a table "
         "of facts, or `study.generator`; or leave out the section `study`."
     )

@@ -8,7 +8,7 @@ from artifacts.settings import Address, EnvironmentVariable, Settings
 from artifacts.storage.files import LocalPath, sha256_of
 
 SOURCE = "study"
-"""The source of all derived text, by which `tokenized_shards.mixing` weighs it."""
+"""The source of all derived text, which has a weight of its own in `tokenized_shards.mixing`."""
 
 # What a generator is asked to write about a passage.
 # The first seven follow the strategies of SPA (arXiv 2603.22213), which found that seven fixed
@@ -101,14 +101,14 @@ class GeneratorSettings(Settings):
     @property
     def most_tokens(self) -> float:
         """The budget in tokens, that in dollars included."""
-        most = [float(self.maximum_tokens)] if self.maximum_tokens else []
+        limits = [float(self.maximum_tokens)] if self.maximum_tokens else []
         if self.maximum_dollars:
-            most.append(self.maximum_dollars / self.dollars_per_million_tokens * 1e6)
-        return min(most, default=float("inf"))
+            limits.append(self.maximum_dollars / self.dollars_per_million_tokens * 1e6)
+        return min(limits, default=float("inf"))
 
 
 WHERE = {"address", "key_variable", "requests_at_once", "timeout_seconds"}
-"""Keys of a generator that decide where and how it is asked, and not what it writes."""
+"""Keys of a generator that decide where and how it is asked, but not what it writes."""
 
 
 class StudySettings(Settings):
@@ -139,8 +139,8 @@ class StudySettings(Settings):
 
     def content(self) -> dict[str, Any]:
         """What decides the text, for the fingerprint: files count by what they hold."""
-        held = {
+        hashes = {
             name: sha256_of(path) for name in ("facts", "forms") if (path := getattr(self, name))
         }
         excluded = {"generator": WHERE} if self.generator else None
-        return self.model_dump(mode="json", exclude=excluded) | held
+        return self.model_dump(mode="json", exclude=excluded) | hashes

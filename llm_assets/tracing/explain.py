@@ -1,7 +1,6 @@
-"""What stands behind a version, down to the text: where a piece of it stands, and what was dropped.
+"""What is behind a version, down to the text: where a passage stands in it, and what was dropped.
 
-`llm-assets explain` and `llm-assets trace` look for a text in the same way, so what they say of it
-is the same.
+`llm-assets explain` and `llm-assets trace` search for text in the same way, so their answers agree.
 """
 
 import difflib
@@ -45,8 +44,8 @@ ORDER = ("checkpoint", "base_model", "tokenized_shards", "study", "clean_corpus"
 def explain(store: Store, state: RegistryState, version: ModelVersion) -> str:
     """Everything behind a version as text: verdicts, figures, artifacts down to the text.
 
-    Of an artifact that retention removed, the manifest is still told; of one that was deleted by
-    hand, the fingerprint alone.
+    An artifact that retention removed is described by its manifest; one deleted by hand only by its
+    fingerprint.
     """
     lines = [
         f"version {version.version}, registered {version.created_at:%Y-%m-%d %H:%M} UTC",
@@ -56,7 +55,9 @@ def explain(store: Store, state: RegistryState, version: ModelVersion) -> str:
         *tell_story(state, version),
     ]
     for metric, by_role in version.evaluation.get("metrics", {}).items():
-        figures = ", ".join(f"{role} {number(of.get('value'))}" for role, of in by_role.items())
+        figures = ", ".join(
+            f"{role} {number(figure.get('value'))}" for role, figure in by_role.items()
+        )
         lines.append(f"{metric}: {figures}")
     for name, manifest in _manifests(store, version):
         lines += ["", *_describe(store, name, version.lineage[name], manifest)]
@@ -83,9 +84,9 @@ def _manifests(store: Store, version: ModelVersion) -> Iterator[tuple[str, Manif
 def _describe(store: Store, name: str, fingerprint: str, manifest: Manifest | None) -> list[str]:
     if manifest is None:
         return [f"{name} {fingerprint} (no longer in {store.root})"]
-    gone = [tell_removal(store, name, fingerprint)] if REMOVED in manifest.provenance else []
+    removal = [tell_removal(store, name, fingerprint)] if REMOVED in manifest.provenance else []
     lines = [
-        *gone,
+        *removal,
         f"{name} {fingerprint}, made {manifest.created_at:%Y-%m-%d %H:%M} UTC by code version "
         f"{manifest.code_version}, revision {manifest.provenance.get('revision', 'unknown')}",
         *(f"  {key}: {value}" for key, value in listed(manifest.settings)),
@@ -126,8 +127,8 @@ class Exposure:
     unknown: list[TrainingRun]
     """Runs whose record is gone."""
     passage: bool | None = None
-    """Whether that was all of the text that was looked for in it; None where nobody knows, or the
-    document itself was asked for."""
+    """Whether the passage that was looked for was trained on in it; None if nobody knows, or if the
+    document itself was asked about."""
 
     @property
     def is_trained(self) -> bool:
@@ -140,8 +141,8 @@ class Exposure:
     @property
     def without_id(self) -> str:
         """The same, to be shown beside the document's id."""
-        gone = "; no record of " + ", ".join(run.name for run in self.unknown)
-        return f"({shown_in_line(self.source)}): {self._fate()}" + (gone if self.unknown else "")
+        note = "; no record of " + ", ".join(run.name for run in self.unknown)
+        return f"({shown_in_line(self.source)}): {self._fate()}" + (note if self.unknown else "")
 
     def _fate(self) -> str:
         if self.lessons:
@@ -157,7 +158,7 @@ class Passages:
     """Where a text stands, in all corpora that a version was made from."""
 
     documents: list[Exposure]
-    """Those that hold the whole of it, white space apart, those trained on first."""
+    """Those that contain all of it, ignoring white space, with those trained on first."""
     searched: int
     """Corpora."""
     missing: list[str]
@@ -173,41 +174,41 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     if not text.split():
         raise UserError("Give a piece of text to look for.")
     runs = runs_behind(store, state, version)
-    read = (shards_of(store, run) for run in reversed(runs))
-    manifests = (find_manifest(store, "tokenized_shards", name) for name in read)
-    # Newest first, as far as it is known what they were.
-    shards = [one for one in manifests if one]
-    behind = (version.lineage, *(one.inputs for one in shards))
-    names = [(kind, of[kind]) for of in behind for kind in TEXT_KINDS if kind in of]
+    shard_names = (shards_of(store, run) for run in reversed(runs))
+    manifests = (find_manifest(store, "tokenized_shards", name) for name in shard_names)
+    # Newest first, as far as their manifests are known.
+    shards = [manifest for manifest in manifests if manifest]
+    behind = (version.lineage, *(manifest.inputs for manifest in shards))
+    names = [(kind, lineage[kind]) for lineage in behind for kind in TEXT_KINDS if kind in lineage]
     corpora = {name: store.find_named(*name) for name in names}
     if not corpora and not runs:
         raise UserError(f"Version {version.version} is the base model: it has no text here.")
-    there = [corpus.url for corpus in corpora.values() if corpus]
+    urls = [corpus.url for corpus in corpora.values() if corpus]
     forms = [form.split() for form in in_forms_of(store, behind, text)]
-    # To Arrow's expressions (RE2) `\s` is the white space of ASCII alone.
+    # In Arrow's expressions (RE2), `\s` matches only ASCII white space.
     pattern = "|".join(r"[\s\p{Z}]+".join(map(re.escape, words)) for words in forms)
-    holds = pc.match_substring_regex(pc.field("text"), pattern)
+    has_text = pc.match_substring_regex(pc.field("text"), pattern)
     try:
-        held = open_parts(there, _COLUMNS).to_table(filter=holds).to_pylist() if there else []
+        matches = open_parts(urls, _COLUMNS).to_table(filter=has_text).to_pylist() if urls else []
     except (pa.ArrowInvalid, OSError) as error:
         if "pattern too large" not in str(error):
             raise
         raise UserError(
             f"A text of {len(forms[0]):,} words is too long to be looked for. Give a part of it."
         ) from None
-    # A text that several corpora have is told of as the first one has it.
-    rows = {row["text_hash"]: row for row in reversed(held)}
+    # A text in several corpora is described as in the first one.
+    rows = {row["text_hash"]: row for row in reversed(matches)}
     tokenizer = find_tokenizer(store, version) if rows and shards else None
     passages: dict[str, bool] = {}
-    # Of examples, the tokens are not the text's alone.
+    # For examples, the tokens are not those of the text alone.
     if tokenizer and shards[0].stats.get("form", "pretraining") == "pretraining":
         records = [run.record for run in runs if run.record]
         first = 0 if shards[0].stats["start_token_id"] is None else 1
         passages = _trained_passages(records, tokenizer, first, rows, forms)
-    found = exposures(runs, list(rows.values()), passages)
+    results = exposures(runs, list(rows.values()), passages)
     return Passages(
-        sorted(found, key=lambda one: (not one.is_trained, one.document)),
-        searched=len(there),
+        sorted(results, key=lambda exposure: (not exposure.is_trained, exposure.document)),
+        searched=len(urls),
         missing=[tell_removal(store, *name) for name, corpus in corpora.items() if corpus is None],
     )
 
@@ -224,18 +225,18 @@ def exposures(
         passages: text to whether the passage that was looked for was trained on, where known.
     """
     lessons = lessons_of(runs, [record["text_hash"] for record in documents])
-    unknown = [run for run in runs if run.record is None]
-    known = passages or {}
+    unrecorded = [run for run in runs if run.record is None]
+    by_text = passages or {}
     return [
         Exposure(
-            one["id"],
-            one["source"],
-            one["split"],
-            lessons[one["text_hash"]],
-            unknown,
-            known.get(one["text_hash"]),
+            document["id"],
+            document["source"],
+            document["split"],
+            lessons[document["text_hash"]],
+            unrecorded,
+            by_text.get(document["text_hash"]),
         )
-        for one in documents
+        for document in documents
     ]
 
 
@@ -246,9 +247,9 @@ def _trained_passages(
     rows: dict[str, dict[str, Any]],
     forms: Sequence[Sequence[str]],
 ) -> dict[str, bool]:
-    """Text to whether all tokens of a passage, wherever it stands in it, were trained on.
+    """Text to whether all tokens of a passage were trained on, anywhere that it stands in the text.
 
-    Texts that nothing was trained on of are left out.
+    Texts that were not trained on at all are left out.
 
     Args:
         records: URLs of what the runs were trained on (`recipes.data.records`).
@@ -258,23 +259,23 @@ def _trained_passages(
     pattern = re.compile("|".join(r"\s+".join(map(re.escape, words)) for words in forms))
     numbers = text_numbers(list(rows))
     stretches = stretches_of(records, numbers)
-    found = {}
+    trained = {}
     for known_by, (text, row) in zip(numbers.tolist(), rows.items(), strict=True):
         of_text = rows_of(stretches, known_by).to_pylist()
         if of_text:
-            read = np.zeros(max(one["end"] for one in of_text), bool)
-            for one in of_text:
-                read[one["start"] : one["end"]] = True
+            was_read = np.zeros(max(stretch["end"] for stretch in of_text), bool)
+            for stretch in of_text:
+                was_read[stretch["start"] : stretch["end"]] = True
             places = _places(row["text"], pattern, tokenizer)
-            found[text] = any(
-                first + end <= len(read) and read[first + begin : first + end].all()
+            trained[text] = any(
+                first + end <= len(was_read) and was_read[first + begin : first + end].all()
                 for begin, end in places
             )
-    return found
+    return trained
 
 
 def _places(text: str, pattern: re.Pattern[str], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
-    """Bounds of the tokens that a passage has a part in, wherever it stands."""
+    """Bounds of the tokens that overlap a passage, for each of its places."""
     offsets = np.array(tokenizer.encode(text, add_special_tokens=False).offsets)
     for match in pattern.finditer(text):
         begin = np.searchsorted(offsets[:, 1], match.start(), side="right")
@@ -284,11 +285,11 @@ def _places(text: str, pattern: re.Pattern[str], tokenizer: Tokenizer) -> Iterat
 DUPLICATE_FILES = "duplicates*.parquet"
 MOST_CLUSTERS = 10
 MOST_WORDS = 400
-"""Of a text, that are shown beside another."""
+"""Words of a text that are shown beside another's."""
 _WORD = re.compile(r"\s*\S+")
 
 Side = list[tuple[str, bool]]
-"""A text in stretches, each with whether it stands in the other text, too."""
+"""A text in stretches, each with whether the other text has it, too."""
 
 
 @dataclass(frozen=True)
@@ -314,11 +315,11 @@ class DroppedDocuments:
     counts: dict[str, int]
     """Reason to documents."""
     copies: list[Copy]
-    """Some of them: the near-copies that are least like what they copy, then exact ones."""
+    """A sample: the near-copies least like their originals, then exact copies."""
     examples: dict[str, list[dict[str, str]]]
     """Every other reason to a few documents: `id`, and how their `text` begins."""
     clusters: list[tuple[str, int]]
-    """Documents that are kept of the largest clusters of copies, and how many these hold."""
+    """The kept documents of the largest clusters, with the clusters' sizes."""
     similar: list[dict[str, Any]]
     """Rows of `forgotten.SIMILAR_SCHEMA`: what holds forgotten text, which is not shown."""
 
@@ -333,16 +334,16 @@ def find_dropped(
         hidden: ids that are not shown, nor what was dropped for them.
         most: near-copies; of exact ones, a fifth of that.
     """
-    found = _chosen(clean.url, NEAR, hidden, most) + _chosen(clean.url, EXACT, hidden, most // 5)
-    wanted = {identifier for row in found for identifier in (row["id"], row["neighbor"])}
-    texts = read_texts(raw.url, wanted) if raw else {}
+    rows = _chosen(clean.url, NEAR, hidden, most) + _chosen(clean.url, EXACT, hidden, most // 5)
+    ids = {identifier for row in rows for identifier in (row["id"], row["neighbor"])}
+    texts = read_texts(raw.url, ids) if raw else {}
     copies = []
-    for row in found:
+    for row in rows:
         text, neighbor_text = compare(texts.get(row["id"]), texts.get(row["neighbor"]))
-        shown = {name: row[name] for name in DUPLICATE_SCHEMA.names if name != "cluster"}
-        copies.append(Copy(**shown, text=text, neighbor_text=neighbor_text))
+        fields = {name: row[name] for name in DUPLICATE_SCHEMA.names if name != "cluster"}
+        copies.append(Copy(**fields, text=text, neighbor_text=neighbor_text))
     examples = {
-        reason: [one for one in of_reason if one["id"] not in hidden]
+        reason: [example for example in of_reason if example["id"] not in hidden]
         for reason, of_reason in clean.stats["dropped_examples"].items()
         if reason not in (EXACT, NEAR)
     }
@@ -352,16 +353,16 @@ def find_dropped(
 
 
 def compare(text: str | None, neighbor: str | None) -> tuple[Side | None, Side | None]:
-    """The beginnings of two texts, marked by the words that both have in order."""
+    """The beginnings of two texts; marked are the words that both have in the same order."""
     if text is None or neighbor is None:
         return _begin(text), _begin(neighbor)
-    here, there = _words(text), _words(neighbor)
-    folded = [[word.strip().casefold() for word in words] for words in (here, there)]
+    text_words, neighbor_words = _words(text), _words(neighbor)
+    folded = [[word.strip().casefold() for word in words] for words in (text_words, neighbor_words)]
     matcher = difflib.SequenceMatcher(None, folded[0], folded[1], autojunk=False)
     sides: tuple[Side, Side] = ([], [])
     for kind, first, last, other_first, other_last in matcher.get_opcodes():
         for side, stretch in zip(
-            sides, (here[first:last], there[other_first:other_last]), strict=True
+            sides, (text_words[first:last], neighbor_words[other_first:other_last]), strict=True
         ):
             if stretch:
                 side.append(("".join(stretch), kind == "equal"))
@@ -373,34 +374,34 @@ def _begin(text: str | None) -> Side | None:
 
 
 def _words(text: str) -> list[str]:
-    """The text's first words, each with the blanks before it."""
+    """The text's first words, each with the white space before it."""
     return _WORD.findall(text)[:MOST_WORDS]
 
 
 def _chosen(
     clean_corpus: str, reason: str, hidden: Collection[str], most: int
 ) -> list[dict[str, Any]]:
-    """Rows of `DUPLICATE_SCHEMA`, the least similar first; one file of them is held at a time."""
-    chosen = DUPLICATE_SCHEMA.empty_table()
+    """Rows of `DUPLICATE_SCHEMA`, least similar first; only one file is in memory at a time."""
+    least_similar = DUPLICATE_SCHEMA.empty_table()
     not_shown = pa.array(sorted(hidden), pa.string())
     for url in list_files(clean_corpus, DUPLICATE_FILES):
         copies = read_table(url, DUPLICATE_SCHEMA.names)
         copies = copies.filter(pc.equal(copies["reason"], reason))
         for column in ("id", "neighbor", "survivor"):
             copies = copies.filter(pc.invert(pc.is_in(copies[column], not_shown)))
-        together = pa.concat_tables([chosen, copies.cast(DUPLICATE_SCHEMA)])
+        together = pa.concat_tables([least_similar, copies.cast(DUPLICATE_SCHEMA)])
         order = [("similarity", "ascending"), ("id", "ascending")]
-        chosen = together.sort_by(order).slice(0, most)
-    return chosen.to_pylist()
+        least_similar = together.sort_by(order).slice(0, most)
+    return least_similar.to_pylist()
 
 
 def _largest_clusters(clean_corpus: str, hidden: Collection[str]) -> list[tuple[str, int]]:
     files = (read_table(url, ["survivor"]) for url in list_files(clean_corpus, DUPLICATE_FILES))
     none = DUPLICATE_SCHEMA.empty_table().select(["survivor"])
-    counted = pa.concat_tables(
-        one.group_by("survivor").aggregate([([], "count_all")]) for one in (none, *files)
+    counts = pa.concat_tables(
+        file.group_by("survivor").aggregate([([], "count_all")]) for file in (none, *files)
     )
-    sums = counted.group_by("survivor").aggregate([("count_all", "sum")])
+    sums = counts.group_by("survivor").aggregate([("count_all", "sum")])
     sums = sums.filter(pc.invert(pc.is_in(sums["survivor"], pa.array(sorted(hidden), pa.string()))))
     order = [("count_all_sum", "descending"), ("survivor", "ascending")]
     largest = sums.sort_by(order).slice(0, MOST_CLUSTERS)
@@ -408,12 +409,12 @@ def _largest_clusters(clean_corpus: str, hidden: Collection[str]) -> list[tuple[
 
 
 def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:
-    """Ids to texts, of those that a corpus has; it is read until all are found."""
-    wanted = pc.field("id").isin(pa.array(sorted(ids), pa.string()))
+    """Id to text, for ids in the corpus; reading stops once all are found."""
+    condition = pc.field("id").isin(pa.array(sorted(ids), pa.string()))
     texts: dict[str, str] = {}
     for part in open_parts([corpus], ["id", "text"]).get_fragments():
         # Ids are small; texts are read only where there is one.
-        if len(texts) < len(ids) and part.count_rows(filter=wanted):
-            rows = part.to_table(columns=["id", "text"], filter=wanted).to_pylist()
+        if len(texts) < len(ids) and part.count_rows(filter=condition):
+            rows = part.to_table(columns=["id", "text"], filter=condition).to_pylist()
             texts |= {row["id"]: row["text"] or "" for row in rows}
     return texts

@@ -1,13 +1,13 @@
 """From what a version said to the text that it was trained on.
 
-First the longest stretches of the answer that stand word for word in text that this version, or one
-that it continues, was trained on; then the nearest documents by BM25, which are only like it. As in
-OLMoTrace (Liu and others, 2025) stretches are found token by token in the training text itself, so
-what is shown was read in training; that it is why the model said it is not claimed.
+First the longest stretches of the answer that occur word for word in text that this version, or one
+that it continues, was trained on; then the nearest documents by BM25, which are only similar. As in
+OLMoTrace (Liu et al., 2025), stretches are found token by token in the training text itself, so
+what is shown was read in training; it is not claimed to be the reason for the answer.
 
-BM25 is over the model's own tokens. Of a long text the most telling ones are looked for, those that
-the fewest documents hold, as Lucene's MoreLikeThis does: the others are in so many documents that
-they decide little and cost most.
+BM25 uses the model's own tokens. For a long text, only the most telling tokens are searched, those
+in the fewest documents, as in Lucene's MoreLikeThis: the others are in so many documents that they
+decide little and cost most.
 """
 
 import math
@@ -40,7 +40,7 @@ from serving.settings import JournalSettings
 
 MOST_CHARACTERS = 100_000
 MOST_SHOWN = 5
-"""Documents, and sources of a stretch."""
+"""Number of documents, and of sources of a stretch."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,20 @@ def find_answers(
     Args:
         folder: the endpoint's state folder.
         request: its `X-Request-Id`, or the `id` of the answer.
-        text: the answer, where only its hash was kept, or there is no request.
-        version: that gave the text, by default the serving one.
+        text: the answer, if only its hash was kept, or if there is no request.
+        version: the one that gave the text; by default the serving one.
 
     Raises:
         UserError: no version serves, or there is none of that number; the request is not on record,
             or its text was not kept and none is given, or another is.
     """
     if not request:
-        answered = state.find("champion") or state.find("wanted")
+        answering = state.find("champion") or state.find("wanted")
         if version is not None:
-            answered = state.get(version)
-        if answered is None:
+            answering = state.get(version)
+        if answering is None:
             raise UserError("No version is registered yet: build one with `llm-assets run`.")
-        return [AnswerToTrace(answered, text or "")]
+        return [AnswerToTrace(answering, text or "")]
     entries = journal.find_entries(folder, request, settings.days)
     if not entries:
         kept = f"answers are kept for {settings.days:g} day{'s' * (settings.days != 1)}"
@@ -87,7 +87,7 @@ def find_answers(
             f"is wrong, of another pipeline, or too old ({reason}, `endpoint.journal`). Give the "
             "answer itself, on the command line with --text."
         )
-    asked = []
+    answers = []
     for entry in entries:
         if entry.answer is None and text is None:
             raise UserError(
@@ -98,13 +98,13 @@ def find_answers(
         if text is not None and not journal.is_answer(folder, entry, text):
             continue
         answer = text if entry.answer is None else entry.answer
-        asked.append(AnswerToTrace(state.get(int(entry.version)), answer or ""))
-    if not asked:
+        answers.append(AnswerToTrace(state.get(int(entry.version)), answer or ""))
+    if not answers:
         raise UserError(
             f"The text is not what the request {request!r} was answered with: its hash differs. "
             "Give the exact answer, including white space."
         )
-    return asked
+    return answers
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class QuotedSpan:
     """Characters of the answer."""
     tokens: int
     places: int
-    """How many places of the training text hold it."""
+    """How many places of the training text contain it."""
     sources: list[Source]
     """The first of them."""
 
@@ -143,11 +143,11 @@ class Trace:
     near: list[SimilarDocument]
     """Best first."""
     documents: list[Exposure]
-    """Those that hold the whole answer, white space apart, where no stretch was found."""
+    """Documents that contain the whole answer, ignoring white space, if no stretch was found."""
     tokens: int
     """Of the answer."""
     missing: list[str]
-    """Text that was not looked at, since it or its record is gone, and why, in words."""
+    """Text that could not be searched because it or its record is gone, and why, in words."""
 
     @property
     def verdict(self) -> str:
@@ -158,25 +158,25 @@ class Trace:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the answer stands in a document, and was trained on there."""
+        """Whether the whole answer stands in a document and was trained on there."""
         return any(document.is_trained for document in self.documents)
 
     @property
     def share(self) -> float:
         """The share of the answer's characters that stand in training text."""
         covered = np.full(len(self.answer), self.is_whole)
-        for one in self.verbatim:
-            covered[one.start : one.end] = True
+        for stretch in self.verbatim:
+            covered[stretch.start : stretch.end] = True
         return float(covered.mean()) if len(covered) else 0.0
 
     @property
     def percent(self) -> str:
-        """The share for people; 100% only where nothing is missing."""
+        """The share for people; 100% only if nothing is missing."""
         return f"{math.floor(100 * self.share)}%" if self.share >= 0.01 else "less than 1%"
 
 
 class Tracer:
-    """Traces answers of a pipeline's versions; what the last one was trained on stays open."""
+    """Traces answers of a pipeline's versions; the last version's training text stays open."""
 
     def __init__(self, store: Store, report: Report) -> None:
         self._store, self._report = store, report
@@ -205,18 +205,18 @@ class Tracer:
             passages = find_passages(self._store, state, version, answer)
             if not passages.searched:
                 raise
-            gone = [str(error), *passages.missing]
-            return Trace(version.version, answer, SHORTEST, [], [], passages.documents, 0, gone)
+            reasons = [str(error), *passages.missing]
+            return Trace(version.version, answer, SHORTEST, [], [], passages.documents, 0, reasons)
         behind = [version.lineage, *(shards.manifest.inputs for shards in text.artifacts)]
         forms = in_forms_of(self._store, behind, answer)
-        found = max((_trace(text, form) for form in forms), key=lambda one: one.share)
-        if found.verbatim:
-            return found
-        # Nothing is said not to be there that `llm-assets explain` finds: stretches are looked for
-        # by tokens, from some length on, and within a row.
+        best = max((_trace(text, form) for form in forms), key=lambda candidate: candidate.share)
+        if best.verbatim:
+            return best
+        # Stretches are searched by tokens, from a minimum length, and within a row. What
+        # `llm-assets explain` finds in addition must not be reported as absent.
         passages = find_passages(self._store, state, version, answer)
-        missing = [*found.missing, *passages.missing]
-        return replace(found, documents=passages.documents, missing=missing)
+        missing = [*best.missing, *passages.missing]
+        return replace(best, documents=passages.documents, missing=missing)
 
     def _open(self, state: RegistryState, version: ModelVersion) -> TrainingText:
         runs = runs_behind(self._store, state, version)
@@ -226,6 +226,7 @@ class Tracer:
                 "this store. Trace an answer of a later version (`llm-assets versions`)."
             )
         text = TrainingText.find(self._store, version, runs, self._report)
+        # Otherwise the earlier one is kept, with the shards and records that it has opened.
         if text != self._text:
             self._text = text
         return self._text
@@ -234,10 +235,10 @@ class Tracer:
 def _trace(text: TrainingText, answer: str) -> Trace:
     encoded = text.tokenizer.encode(answer, add_special_tokens=False)
     tokens = np.asarray(encoded.ids, np.int64)
-    found, near = find_stretches(text, tokens), find_nearest(text, tokens, MOST_SHOWN)
-    parts = [part for places in found.values() for part in places[:MOST_SHOWN]]
-    # Told of all at once, since records and licenses are looked up by it.
-    sources = iter(text.describe([*parts, *text.beginnings(list(near))]))
+    matches, nearest = find_stretches(text, tokens), find_nearest(text, tokens, MOST_SHOWN)
+    parts = [part for places in matches.values() for part in places[:MOST_SHOWN]]
+    # All parts at once, since each call looks up records and licenses.
+    sources = iter(text.describe([*parts, *text.beginnings(list(nearest))]))
     stretches = [
         QuotedSpan(
             encoded.offsets[first][0],
@@ -246,9 +247,9 @@ def _trace(text: TrainingText, answer: str) -> Trace:
             len(places),
             list(islice(sources, min(MOST_SHOWN, len(places)))),
         )
-        for (first, length), places in found.items()
+        for (first, length), places in matches.items()
     ]
-    scored = [SimilarDocument(*one) for one in zip(near.values(), sources, strict=True)]
+    scored = [SimilarDocument(*pair) for pair in zip(nearest.values(), sources, strict=True)]
     version = text.version.version
     return Trace(version, answer, SHORTEST, stretches, scored, [], len(tokens), text.missing)
 
@@ -256,17 +257,17 @@ def _trace(text: TrainingText, answer: str) -> Trace:
 K1, B = 1.5, 0.75
 """Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009)."""
 COMMON_SHARE = 0.2
-"""A token that this share of the documents has says nothing about any of them."""
+"""A token in more than this share of the documents says nothing about any of them."""
 MOST_TERMS = 32
 """Different tokens of a text that are looked for."""
 _BLOCK = 1_024
-"""Documents that are asked at a time whether they were trained on."""
+"""Documents that are looked up at a time, to see whether they were trained on."""
 
 
 def find_nearest(text: TrainingText, tokens: np.ndarray, count: int) -> dict[int, float]:
-    """The texts nearest to these tokens, of those trained on, best first, to their scores.
+    """The trained texts nearest to these tokens, best first, with their scores.
 
-    How telling a token is, all documents of the shards say.
+    How telling a token is depends on all documents of the shards.
 
     Returns:
         Texts as `artifacts.shards.shard_set` numbers them: fewer than `count`, or none, where no
@@ -274,26 +275,26 @@ def find_nearest(text: TrainingText, tokens: np.ndarray, count: int) -> dict[int
     """
     shards = text.shards
     terms, weights = _telling_terms(shards, tokens)
-    documents = sum(len(one.index.texts) for one in shards)
-    length = sum(one.index.tokens for one in shards) / max(1, documents)
+    documents = sum(len(shard.index.texts) for shard in shards)
+    length = sum(shard.index.tokens for shard in shards) / max(1, documents)
     best = [
         near
-        for one in shards
-        for near in _best(one, _scores(one, terms, weights, length), text.texts, count)
+        for shard in shards
+        for near in _best(shard, _scores(shard, terms, weights, length), text.texts, count)
     ]
-    found: dict[int, float] = {}
+    scores: dict[int, float] = {}
     for number, score in sorted(best, key=lambda near: -near[1]):
-        found.setdefault(number, score)
-    return dict(islice(found.items(), count))
+        scores.setdefault(number, score)
+    return dict(islice(scores.items(), count))
 
 
 def _telling_terms(
     shards: Sequence[IndexedShard], tokens: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that are looked for and the weight of each, two arrays of one length."""
+    """The tokens to search for and the weight of each: two arrays of the same length."""
     terms = np.unique(tokens)
-    total = sum(len(one.index.texts) for one in shards)
-    frequency = sum(one.index.offsets[terms + 1] - one.index.offsets[terms] for one in shards)
+    total = sum(len(shard.index.texts) for shard in shards)
+    frequency = sum(shard.index.offsets[terms + 1] - shard.index.offsets[terms] for shard in shards)
     weights = np.log1p((total - frequency + 0.5) / (frequency + 0.5))
     is_telling = (frequency > 0) & ((frequency <= COMMON_SHARE * total) | (frequency == 1))
     terms, weights = terms[is_telling], weights[is_telling]
@@ -316,26 +317,26 @@ def _scores(
 
 
 def _best(
-    shard: IndexedShard, scores: np.ndarray, wanted: np.ndarray, count: int
+    shard: IndexedShard, scores: np.ndarray, trained_texts: np.ndarray, count: int
 ) -> list[tuple[int, float]]:
-    """The wanted texts of a shard with the highest scores above 0, each once, and these scores.
+    """The trained texts of a shard with the highest scores above 0, each once, with these scores.
 
-    So of a shard no more is held than may be shown, however many documents share a token.
+    No more of them are kept than can be shown, however many documents share a token.
     """
     documents = np.flatnonzero(scores)
     order = documents[np.argsort(-scores[documents], kind="stable")]
-    found: dict[int, float] = {}
-    # Few are asked for, so only the first blocks are looked up among the wanted, which are sorted.
-    for first in range(0, len(order) if len(wanted) else 0, _BLOCK):
+    score_of: dict[int, float] = {}
+    # `count` is small, so usually the first blocks suffice. `trained_texts` is sorted.
+    for first in range(0, len(order) if len(trained_texts) else 0, _BLOCK):
         block = order[first : first + _BLOCK]
         texts = shard.index.texts[block]
-        places = np.minimum(np.searchsorted(wanted, texts), len(wanted) - 1)
-        is_wanted = wanted[places] == texts
+        places = np.minimum(np.searchsorted(trained_texts, texts), len(trained_texts) - 1)
+        is_wanted = trained_texts[places] == texts
         for text, place in zip(texts[is_wanted].tolist(), block[is_wanted].tolist(), strict=True):
-            found.setdefault(text, float(scores[place]))
-        if len(found) >= count:
+            score_of.setdefault(text, float(scores[place]))
+        if len(score_of) >= count:
             break
-    return list(islice(found.items(), count))
+    return list(islice(score_of.items(), count))
 
 
 def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, int], list[Part]]:
@@ -346,33 +347,35 @@ def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, in
         still there.
     """
     shards = text.shards
-    matches = [one.index.matches(tokens, one.shard) for one in shards]
+    matches = [shard.index.matches(tokens, shard.shard) for shard in shards]
     texts = [
-        np.asarray(one.index.texts[one.shard.segments["document"][found.segment]])
-        for one, found in zip(shards, matches, strict=True)
+        np.asarray(shard.index.texts[shard.shard.segments["document"][match.segment]])
+        for shard, match in zip(shards, matches, strict=True)
     ]
     lessons = stretches_of(text.records, np.unique(np.concatenate(texts)), text.read)
     columns = [
-        _trained_part(text, number, found, of, lessons)
-        for number, (found, of) in enumerate(zip(matches, texts, strict=True))
+        _trained_part(text, number, match, match_texts, lessons)
+        for number, (match, match_texts) in enumerate(zip(matches, texts, strict=True))
     ]
-    every = np.concatenate(columns)
-    every = every[every[:, 1] >= SHORTEST]
-    every = every[np.argsort(every[:, 7], kind="stable")]
-    # A place of a text counts once, in however many shards of the lineage the text lies.
-    every = every[np.unique(every[:, :4], axis=0, return_index=True)[1]]
+    parts = np.concatenate(columns)
+    parts = parts[parts[:, 1] >= SHORTEST]
+    parts = parts[np.argsort(parts[:, 7], kind="stable")]
+    # The same place of a text counts once, however many shards of the lineage contain the text.
+    parts = parts[np.unique(parts[:, :4], axis=0, return_index=True)[1]]
     stretches: dict[tuple[int, int], list[Part]] = {}
     covered = np.zeros(len(tokens), np.int64)
-    # A stretch begins no earlier and ends no later than one that holds it, and is shorter.
-    distinct = {(int(first), int(length)) for first, length in every[:, :2]}
-    for first, length in sorted(distinct, key=lambda one: (-one[1], one[0])):
+    # In this order, a stretch that contains another one comes before it, and covers it.
+    distinct = {(int(first), int(length)) for first, length in parts[:, :2]}
+    for first, length in sorted(distinct, key=lambda span: (-span[1], span[0])):
         if covered[first] >= first + length:
             continue
         covered[first : first + length] = np.maximum(
             covered[first : first + length], first + length
         )
-        same = every[(every[:, 0] == first) & (every[:, 1] == length)][:, 4:7]
-        places = [(shards[n], segment, at, length) for n, at, segment in sorted(same.tolist())]
+        rows = parts[(parts[:, 0] == first) & (parts[:, 1] == length)][:, 4:7]
+        places = [
+            (shards[n], segment, place, length) for n, place, segment in sorted(rows.tolist())
+        ]
         stretches[first, length] = places
     return stretches
 
@@ -380,10 +383,10 @@ def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, in
 def _trained_part(
     text: TrainingText, number: int, matches: Matches, texts: np.ndarray, lessons: pa.Table
 ) -> np.ndarray:
-    """Shape (parts, 8): what of each match in a shard was trained on, as one stretch of one row.
+    """Shape (parts, 8): what was trained on of each match in a shard, as one stretch of one row.
 
-    Columns: first token of the answer, tokens, the text and the stretch's first token in it; the
-    shard's number, the place in the shard and the segment; and 1 where the stretch was trained on
+    Columns: first token of the answer; number of tokens; the text, and the stretch's first token in
+    it; the shard's number, the place in the shard, the segment; and 1 if the stretch was trained on
     in a row of another shard.
 
     Args:
@@ -393,11 +396,11 @@ def _trained_part(
     shard = text.shards[number]
     reads = np.array([url in shard.records for url in text.records], bool)
     order = np.argsort(lessons["text"].to_numpy(), kind="stable")
-    of, start, end, record = (
+    lesson_texts, start, end, record = (
         lessons[name].to_numpy()[order] for name in ("text", "start", "end", "record")
     )
-    first = np.searchsorted(of, texts)
-    counts = np.searchsorted(of, texts, side="right") - first
+    first = np.searchsorted(lesson_texts, texts)
+    counts = np.searchsorted(lesson_texts, texts, side="right") - first
     match, lesson = np.repeat(np.arange(len(texts)), counts), spans(first, counts)
     segment = matches.segment[match]
     segments = shard.shard.segments[segment]

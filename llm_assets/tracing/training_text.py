@@ -46,9 +46,9 @@ class IndexedShard:
     shard: Shard
     index: SpanIndex
     content: str
-    """The same for shards of the same content, of whichever artifact."""
+    """The same for all shards with the same content, in whichever artifact."""
     records: frozenset[str] = frozenset()
-    """URLs of what the runs that took rows of it were trained on (`recipes.data.records`)."""
+    """URLs of the records of runs that took rows of it (`recipes.data.records`)."""
 
     @cached_property
     def documents(self) -> pa.Table:
@@ -57,23 +57,23 @@ class IndexedShard:
 
 
 def open_indexed(artifact: Artifact, records: frozenset[str], report: Report) -> list[IndexedShard]:
-    """The shards of a `tokenized_shards` artifact that runs, of these records, may have trained on.
+    """The shards of a `tokenized_shards` artifact that the runs with these records may have read.
 
-    Indexes that are missing are built first, by Spark on this machine, and kept under the shards'
-    content: what an earlier corpus had already is not indexed again.
+    Missing indexes are built first, by Spark on this machine, and cached under the shards' content:
+    what an earlier corpus already had is not indexed again.
     """
     store, stats = artifact.store, ShardStats.model_validate(artifact.stats)
     keys = index_keys(artifact, stats)
-    found = {name: _open_index(store, key) for name, key in keys.items()}
-    missing = {name: key for name, key in keys.items() if found[name] is None}
+    indexes = {name: _open_index(store, key) for name, key in keys.items()}
+    missing = {name: key for name, key in keys.items() if indexes[name] is None}
     if missing:
         _build(artifact, stats, missing, report)
-        found |= {name: _open_index(store, key) for name, key in missing.items()}
+        indexes |= {name: _open_index(store, key) for name, key in missing.items()}
     files = ShardFiles(artifact.path)
     entries = {entry.name: entry for entry in stats.shards}
     return [
         IndexedShard(Shard(files, entries[name], stats), index, keys[name], records)
-        for name, index in sorted(found.items())
+        for name, index in sorted(indexes.items())
         if index
     ]
 
@@ -98,6 +98,7 @@ def index_keys(artifact: Artifact, stats: ShardStats) -> dict[str, str]:
 
 def _open_index(store: Store, key: str) -> SpanIndex | None:
     file = cached_file(store.machine_cache, key)
+    # Another machine may have built it: the store's cache in the bucket has it then.
     if file is None and not store.is_local:
         content = read_cached(store.cache, key)
         if content is not None:
@@ -108,6 +109,7 @@ def _open_index(store: Store, key: str) -> SpanIndex | None:
     try:
         return SpanIndex(*file)
     except DamagedArtifact:
+        # Removed, so that it is built again.
         file[0].unlink(missing_ok=True)
         return None
 
@@ -117,7 +119,7 @@ def _build(artifact: Artifact, stats: ShardStats, keys: dict[str, str], report: 
     from spark_jobs.runtime.session import end_local_session, local_session
 
     store = artifact.store
-    # Spark's tasks would say it many times over.
+    # Checked here once: each of Spark's tasks would report the same fault.
     files.need_writable(Path(store.machine_cache), "`store`: " if store.is_local else "")
     report(f"Indexing {len(keys):,} shards; this is done once for a shard.")
     spec = trace_index.TraceIndexSpec(
@@ -128,8 +130,8 @@ def _build(artifact: Artifact, stats: ShardStats, keys: dict[str, str], report: 
 
 
 Reader = Callable[[str, Sequence[int] | np.ndarray], pa.Table]
-"""Gives the records of some texts, of a run whose `trained.parquet` lies at a URL: `read_trained`,
-or out of what was read before."""
+"""Returns the records of some texts from a run's `trained.parquet` at a URL: `read_trained`, or
+from what was read before."""
 _STEPS_SHOWN = 8
 _STRETCH_SCHEMA = pa.schema(
     [("record", pa.int64()), *(TRAINED_SCHEMA.field(name) for name in ("text", "start", "end"))]
@@ -156,11 +158,11 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Lesson:
-    """That a run was trained on a text."""
+    """How a run was trained on a text."""
 
     run: TrainingRun
     steps: list[int]
-    """Those whose weights' update it was part of, in order, counted from 1."""
+    """The steps whose update of the weights it was part of, in order, counted from 1."""
     rows: list[int]
     """Numbers among the rows of the run, in order."""
     tokens: int
@@ -168,25 +170,27 @@ class Lesson:
 
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.steps[:_STEPS_SHOWN]))
-        left = len(self.steps) - _STEPS_SHOWN
-        more = f" and {left} more" if left > 0 else ""
+        remaining = len(self.steps) - _STEPS_SHOWN
+        more = f" and {remaining} more" if remaining > 0 else ""
         noun = "step" if len(self.steps) == 1 else "steps"
         return f"{self.run.name} at {noun} {shown}{more} ({self.tokens:,} tokens)"
 
 
 def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[TrainingRun]:
     """The runs that a version's weights went through, oldest first; none for a base model."""
-    bases = {one.model_fingerprint for one in state.versions if one.is_base}
-    bases |= {one.lineage["base_model"] for one in state.versions if "base_model" in one.lineage}
-    # Of versions with equal weights the first.
-    made = {one.model_fingerprint: one.version for one in reversed(state.versions)}
+    bases = {entry.model_fingerprint for entry in state.versions if entry.is_base}
+    bases |= {
+        entry.lineage["base_model"] for entry in state.versions if "base_model" in entry.lineage
+    }
+    # Of versions with equal weights, the first one counts.
+    version_of = {entry.model_fingerprint: entry.version for entry in reversed(state.versions)}
     runs = []
     fingerprint: str | None = version.model_fingerprint
     while fingerprint and fingerprint not in bases:
         record = find_record(store, fingerprint, TRAINED_NAME)
-        runs.append(TrainingRun(fingerprint, made.get(fingerprint), record))
+        runs.append(TrainingRun(fingerprint, version_of.get(fingerprint), record))
         manifest = find_manifest(store, "checkpoint", fingerprint)
-        # Nobody knows what a model whose manifest is gone was trained from.
+        # If a model's manifest is gone, what it was trained from is unknown.
         fingerprint = manifest.inputs.get(START_INPUT) if manifest else None
     return runs[::-1]
 
@@ -204,23 +208,25 @@ def lessons_of(runs: Sequence[TrainingRun], text_hashes: Sequence[str]) -> dict[
         text_hashes: of the texts, as the clean corpus and the shards have them.
     """
     numbers = text_numbers(text_hashes).tolist()
-    found = lessons_by_text(runs, numbers)
-    return {one: found[number] for one, number in zip(text_hashes, numbers, strict=True)}
+    lessons = lessons_by_text(runs, numbers)
+    return {
+        text_hash: lessons[number] for text_hash, number in zip(text_hashes, numbers, strict=True)
+    }
 
 
 def lessons_by_text(
     runs: Sequence[TrainingRun], texts: Sequence[int], read: Reader = read_trained
 ) -> dict[int, list[Lesson]]:
     """The same of texts as `artifacts.shards.shard_set` numbers them."""
-    found: dict[int, list[Lesson]] = {text: [] for text in texts}
+    lessons: dict[int, list[Lesson]] = {text: [] for text in texts}
     for run in runs:
         table = read(run.record, texts) if run.record else TRAINED_SCHEMA.empty_table()
         for text in table["text"].unique().to_pylist():
             of_text = rows_of(table, text)
             tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()
             steps, rows = (np.unique(of_text[name].to_numpy()).tolist() for name in ("step", "row"))
-            found[text].append(Lesson(run, steps, rows, tokens))
-    return found
+            lessons[text].append(Lesson(run, steps, rows, tokens))
+    return lessons
 
 
 def stretches_of(
@@ -235,11 +241,11 @@ def stretches_of(
     Returns:
         `record` (its place among them), `text`, `start` and `end`.
     """
-    found = [_STRETCH_SCHEMA.empty_table()]
+    tables = [_STRETCH_SCHEMA.empty_table()]
     for number, url in enumerate(records):
         table = read(url, texts).select(_STRETCH_SCHEMA.names[1:])
-        found.append(table.add_column(0, "record", pa.repeat(number, table.num_rows)))
-    return pa.concat_tables(found).group_by(_STRETCH_SCHEMA.names).aggregate([])
+        tables.append(table.add_column(0, "record", pa.repeat(number, table.num_rows)))
+    return pa.concat_tables(tables).group_by(_STRETCH_SCHEMA.names).aggregate([])
 
 
 def rows_of(table: pa.Table, text: int) -> pa.Table:
@@ -252,7 +258,7 @@ TEXT_KINDS = ("clean_corpus", "study")
 NEIGHBORHOOD = 48
 """Tokens that are shown on either side of a stretch."""
 BEGINNING = 64
-"""Tokens that are shown of a document that is only near."""
+"""Tokens that are shown of a document that is only similar."""
 UNKNOWN = "unknown"
 KEEP = "`retention.keep` in the pipeline file keeps all of a version."
 
@@ -279,9 +285,9 @@ class Source:
 
 @dataclass(frozen=True)
 class TrainingText:
-    """What the runs behind a version read; each part is opened when it is needed, and stays open.
+    """What the runs behind a version read; each part is opened when needed, and stays open.
 
-    Two that were found one after the other are equal where nothing of it changed meanwhile.
+    Two instances are equal if nothing has changed between their creation.
     """
 
     version: ModelVersion
@@ -308,9 +314,9 @@ class TrainingText:
             name = shards_of(store, run)
             artifact = store.find_named("tokenized_shards", name)
             if artifact is None:
-                # Without the checkpoint's manifest nobody knows which shards they were.
-                gone = ("tokenized_shards", name) if name else ("checkpoint", run.checkpoint)
-                missing.append(f"{run.name}: {tell_removal(store, *gone)}")
+                # Without the checkpoint's manifest, its shards are unknown.
+                lost = ("tokenized_shards", name) if name else ("checkpoint", run.checkpoint)
+                missing.append(f"{run.name}: {tell_removal(store, *lost)}")
                 continue
             artifacts[name] = artifact
             if run.record is None:
@@ -330,20 +336,22 @@ class TrainingText:
         store = self.artifacts[0].store
         tokenizer = find_tokenizer(store, self.version)
         if tokenizer is None:
-            gone = tell_removal(store, "checkpoint", self.version.model_fingerprint)
-            raise MissingArtifact(f"No tokenizer is left to read the text by: {gone}. {KEEP}")
+            removal = tell_removal(store, "checkpoint", self.version.model_fingerprint)
+            raise MissingArtifact(f"No tokenizer is left to read the text by: {removal}. {KEEP}")
         return tokenizer
 
     @cached_property
     def shards(self) -> list[IndexedShard]:
         """The shards, each content once; indexes that are missing are built first."""
-        found: dict[str, IndexedShard] = {}
+        by_content: dict[str, IndexedShard] = {}
         for artifact in self.artifacts:
             readers = self.readers.get(artifact.fingerprint, frozenset())
             for shard in open_indexed(artifact, readers, self.report):
-                known = found.get(shard.content, shard)
-                found[shard.content] = replace(known, records=known.records | shard.records)
-        return list(found.values())
+                existing = by_content.get(shard.content, shard)
+                by_content[shard.content] = replace(
+                    existing, records=existing.records | shard.records
+                )
+        return list(by_content.values())
 
     @property
     def records(self) -> list[str]:
@@ -353,34 +361,36 @@ class TrainingText:
     @cached_property
     def texts(self) -> np.ndarray:
         """The texts trained on, each once, in order: uint64."""
-        found = [texts_of(self._open(url)) for url in self.records]
-        if len(found) == 1:
-            return found[0]
-        return sorted_unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+        arrays = [texts_of(self._open(url)) for url in self.records]
+        if len(arrays) == 1:
+            return arrays[0]
+        return sorted_unique(np.concatenate(arrays)) if arrays else np.empty(0, np.uint64)
 
     def read(self, url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
         """The records of some texts, as `read_trained` gives them."""
         return records_of(self._open(url), texts)
 
     def _open(self, url: str) -> pa.Table:
-        """The records of a run, read once: an answer has to do with texts all over the file."""
+        """The records of a run, read once: an answer needs texts from all over the file."""
         if url not in self._opened:
             self._opened[url] = open_trained(url)
         return self._opened[url]
 
     def beginnings(self, texts: Sequence[int]) -> list[Part]:
-        """The first words that were trained on of each text, in a row that was, if still there."""
+        """The first words of each text that were trained on, in a row that still exists if
+        possible."""
         lessons = stretches_of(self.records, texts, self.read)
-        found = [
+        earliest = [
             min(self._parts(text, rows_of(lessons, text).to_pylist()), key=lambda part: part[0])
             for text in texts
         ]
-        return [part for _, part in found]
+        return [part for _, part in earliest]
 
     def _parts(
         self, text: int, lessons: list[dict[str, int]]
     ) -> Iterator[tuple[tuple[bool, int], Part]]:
-        """What was trained on of a text: whether in a row of another shard, and the first token."""
+        """What was trained on of a text, each with a sort key: row of another shard, first
+        token."""
         for shard in self.shards:
             documents = np.flatnonzero(shard.index.texts == np.uint64(text))
             if not len(documents):
@@ -389,10 +399,10 @@ class TrainingText:
             for segment in np.flatnonzero(np.isin(segments["document"], documents)).tolist():
                 begin = int(segments["offset"][segment])
                 last = begin + int(segments["length"][segment])
-                for one in lessons:
-                    start, end = max(begin, one["start"]), min(last, one["end"])
+                for lesson in lessons:
+                    start, end = max(begin, lesson["start"]), min(last, lesson["end"])
                     if start < end:
-                        is_elsewhere = self.records[one["record"]] not in shard.records
+                        is_elsewhere = self.records[lesson["record"]] not in shard.records
                         place = int(first_places(shard.shard, np.array(segment))) + start - begin
                         part = shard, segment, place, min(BEGINNING, end - start)
                         yield (is_elsewhere, start), part
@@ -406,12 +416,12 @@ class TrainingText:
         records = [shard.documents.slice(number, 1).to_pylist()[0] for shard, number in places]
         texts = [int(shard.index.texts[number]) for shard, number in places]
         lessons = lessons_by_text(self.runs, texts, self.read)
-        # A text that was made from a document has its license.
+        # A derived text has the license of its document.
         documents = [document_of(record["id"]) for record in records]
         licenses = self._licenses(
             {
-                one: record["source"] if one == record["id"] else None
-                for one, record in zip(documents, records, strict=True)
+                origin: record["source"] if origin == record["id"] else None
+                for origin, record in zip(documents, records, strict=True)
             }
         )
         return [
@@ -436,39 +446,38 @@ class TrainingText:
         first, end = max(begin, place - NEIGHBORHOOD), min(end, last + NEIGHBORHOOD)
         tokens = shard.shard.tokens.reshape(-1)
         before, text, after = (
-            self.tokenizer.decode(tokens[one:other].tolist())
-            for one, other in ((first, place), (place, last), (last, end))
+            self.tokenizer.decode(tokens[left:right].tolist())
+            for left, right in ((first, place), (place, last), (last, end))
         )
         return before, text, after
 
     def _licenses(self, sources: dict[str, str | None]) -> dict[str, str]:
-        """The licenses of documents, given by id and, where known, source, in the newest text."""
-        found: dict[str, str] = {}
+        """The licenses of documents, given by id and source if known, from the newest text."""
+        licenses: dict[str, str] = {}
         for shards in self.artifacts:
             store = shards.store
             clean = find_manifest(store, "clean_corpus", shards.manifest.inputs["clean_corpus"])
             raw = store.find_named("raw_corpus", clean.inputs["raw_corpus"]) if clean else None
             if raw:
-                found = find_licenses(raw, sources) | found
-        return found
+                licenses = find_licenses(raw, sources) | licenses
+        return licenses
 
 
 def find_licenses(raw_corpus: Artifact, documents: Mapping[str, str | None]) -> dict[str, str]:
-    """The licenses of those documents that have one there.
+    """The licenses of those documents that have one.
 
-    Sources give their documents in the order of their ids where they have one, so about one group
-    of rows is read for each document.
+    Most sources order their documents by id, so about one row group is read for each document.
 
     Args:
         documents: id to source, where that is known.
     """
-    chosen = pc.field("id").isin(pa.array(documents, pa.string()))
+    condition = pc.field("id").isin(pa.array(documents, pa.string()))
     sources = set(documents.values())
     if None not in sources:
-        chosen &= pc.field("source").isin(pa.array(sources, pa.string()))
+        condition &= pc.field("source").isin(pa.array(sources, pa.string()))
     snapshot = open_parts([raw_corpus.url], ["id", "source", "license"])
-    found = snapshot.to_table(["id", "license"], filter=chosen).drop_null()
-    return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    table = snapshot.to_table(["id", "license"], filter=condition).drop_null()
+    return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def shards_of(store: Store, run: TrainingRun) -> str:
@@ -483,7 +492,7 @@ def in_forms_of(store: Store, behind: Iterable[Mapping[str, str]], text: str) ->
     Args:
         behind: asset to fingerprint of what the version and its runs were made from, newest first.
     """
-    names = dict.fromkeys(one.get("clean_corpus", "") for one in behind)
+    names = dict.fromkeys(inputs.get("clean_corpus", "") for inputs in behind)
     manifests = (find_manifest(store, "clean_corpus", name) for name in names)
     return list(dict.fromkeys(in_unicode_form(manifest, text) for manifest in manifests))
 
@@ -505,7 +514,7 @@ def find_tokenizer(store: Store, version: ModelVersion) -> Tokenizer | None:
         path = f"{artifact.path}{folder}/tokenizer.json" if artifact else ""
         if path and files.exists(path):
             tokenizer = Tokenizer.from_file(path)
-            # As in the shards, where the name of a special token is text.
+            # As in the shards, where the name of a special token in a document is plain text.
             tokenizer.encode_special_tokens = True
             return tokenizer
     return None

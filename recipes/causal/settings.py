@@ -58,9 +58,9 @@ class FineTuningSettings(ContinuedPretrainingSettings):
 
     def content(self) -> dict[str, Any]:
         """Without what decides no weight."""
-        found = super().content()
-        del found["exact_match"]
-        return found
+        values = super().content()
+        del values["exact_match"]
+        return values
 
 
 class PretrainingSettings(TrainingSettings):

@@ -33,6 +33,7 @@ from recipes.optimization import GradientGuard
 from recipes.settings import CheckpointingSettings, LoraSettings
 
 RECENT_STEPS = 64
+"""Steps over which a run's result gives the median of its speed."""
 
 
 class TrainState(BaseModel):
@@ -79,8 +80,10 @@ class TrainState(BaseModel):
     def best_step(self) -> int:
         """The step with the best validation since training began, of equal ones the last; 0 before
         the first."""
-        found = self.validation
-        trained = {step: bits for step, bits in found.items() if step} or found
+        validations = self.validation
+        # Once there is another, the base model's does not count: the weights exported are trained
+        # ones.
+        trained = {step: bits for step, bits in validations.items() if step} or validations
         return min(trained, key=lambda step: (trained[step], -step), default=0)
 
 
@@ -102,23 +105,23 @@ def find_newest(
         verify(checkpoint)
 
     # What the first worker tells the others: a checkpoint to look at together, or what was found.
-    found: Any = None
+    outcome: Any = None
     is_final = False
     if workers.is_rank_zero:
         try:
-            found = checkpoints.find_newest(run_url, content, report, check)
+            outcome = checkpoints.find_newest(run_url, content, report, check)
         except UserError as error:
-            found = error
-        workers.share((found, True))
+            outcome = error
+        workers.share((outcome, True))
     else:
         while not is_final:
-            found, is_final = workers.share((found, is_final))
+            outcome, is_final = workers.share((outcome, is_final))
             if not is_final:
                 with suppress(DamagedArtifact):
-                    verify(found)
-    if isinstance(found, UserError):
-        raise found
-    return found
+                    verify(outcome)
+    if isinstance(outcome, UserError):
+        raise outcome
+    return outcome
 
 
 class StagingBuffers:
@@ -133,9 +136,9 @@ class StagingBuffers:
         if stream is None:
             return tree_map_with_path(self._copy, state)
         with torch.cuda.stream(stream):
-            copied = tree_map_with_path(self._copy, state)
+            buffers = tree_map_with_path(self._copy, state)
         stream.synchronize()
-        return copied
+        return buffers
 
     def _copy(self, path: KeyPath, value: Any) -> Any:
         if isinstance(value, DTensor):
@@ -187,6 +190,7 @@ class Checkpointer:
         self._workers, self._report = workers, report
         self._retry_seconds = retry_seconds
         self._buffers = StagingBuffers() if in_background else None
+        # A thread, not a process, to which the whole state would have to be sent.
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._copied: Future[dict[str, Any]] | None = None
@@ -204,30 +208,32 @@ class Checkpointer:
         untouched.
         """
         with self._standing_still():
+            # One save at a time: all of them use the same buffers.
             self._wait()
             if self._workers.is_rank_zero:
                 self._patiently(step, lambda: checkpoints.clear_step(self._run_url, step))
+            # No worker writes before the folder is empty.
             self._workers.barrier()
             if self._tensors is None:
                 # Steps change these tensors in place, so they are looked up once.
                 self._tensors = self._strategy.tensors()
             if self._buffers is None:
                 self._write(step, self._tensors, state, permanent)
-                # The first worker reads all files once more for their checksums.
+                # Rank 0 now reads all files for their checksums; the others wait for it.
                 self._workers.barrier()
                 return
-            copied = self._thread.submit(self._buffers.copy, self._tensors, side_stream())
-            self._copied = copied
+            copy = self._thread.submit(self._buffers.copy, self._tensors, side_stream())
+            self._copied = copy
             self._pending = self._thread.submit(
-                lambda: self._write(step, copied.result(), state, permanent)
+                lambda: self._write(step, copy.result(), state, permanent)
             )
 
     def wait_until_copied(self) -> None:
         """Return once the model and the optimizer may be changed again."""
-        copied, self._copied = self._copied, None
-        if copied:
+        copy, self._copied = self._copied, None
+        if copy:
             with self._standing_still():
-                copied.result()
+                copy.result()
 
     def wait(self) -> None:
         """Return once nothing is being saved; raises what a save in the background met."""
@@ -256,18 +262,18 @@ class Checkpointer:
     def restore(self) -> tuple[int, dict[str, Any]] | None:
         """Load the newest valid checkpoint: `(step, state)`, or None where there is none; raises
         UserError where the run was made with other settings or inputs, or by another strategy."""
-        found = find_newest(self._run_url, self._content, self._report, self._workers)
-        if found is None:
+        newest = find_newest(self._run_url, self._content, self._report, self._workers)
+        if newest is None:
             return None
         # Only what was compared with its checksum is opened: torch unpickles some of it.
-        if self._strategy.marker not in {entry.path for entry in found.manifest.files}:
+        if self._strategy.marker not in {entry.path for entry in newest.manifest.files}:
             raise UserError(
-                f"{found.url} was not written by {self._strategy.name}, and optimizer state does "
+                f"{newest.url} was not written by {self._strategy.name}, and optimizer state does "
                 "not move between strategies. Go on with that of `checkpoint.placement` as it was, "
                 f"or remove {self._run_url} and begin again."
             )
-        self._strategy.read(found.url)
-        return found.manifest.step, found.manifest.state
+        self._strategy.read(newest.url)
+        return newest.manifest.step, newest.manifest.state
 
     def _write(
         self, step: int, tensors: dict[str, Any], state: dict[str, Any], permanent: bool
@@ -292,7 +298,8 @@ class Checkpointer:
             )
 
     def _patiently(self, step: int, work: Callable[[], object]) -> None:
-        """Do it again after a while where storage fails; workers fail and wait together."""
+        """Do the work, and again after a while where storage fails. A failure reaches every worker,
+        so all of them wait and try together."""
         for seconds in (*self._retry_seconds, None):
             try:
                 work()
@@ -304,6 +311,8 @@ class Checkpointer:
                         f"{self._run_url}. The checkpoints before are whole: free some space and "
                         "start the same command again."
                     ) from error
+                # torch raises a RuntimeError for a full disk, too; any other one is a fault of the
+                # program.
                 if isinstance(error, RuntimeError):
                     raise
                 fault = f"Saving the checkpoint of step {step} to {self._run_url} failed"
@@ -337,7 +346,8 @@ def _is_full_disk(error: BaseException | None) -> bool:
 
 
 SAVING_SHARE = 0.05
-"""Of the time: the most that saving takes where nobody says after how many steps to save."""
+"""The most of the time that saving takes, where the settings do not say after how many steps to
+save."""
 
 
 class SavingPlan:
@@ -351,14 +361,15 @@ class SavingPlan:
         self._clock = clock
         self._saved_at = clock()
         self._least_seconds = 0.0
-        """Between two savings by a number of steps that nobody has asked for."""
+        """The least time between two saves where the device sets the number of steps, by
+        SAVING_SHARE."""
 
     def is_due(self, step: int) -> bool:
         """Whether the state after this step should be saved."""
         minutes, passed = self._settings.every_minutes, self._clock() - self._saved_at
-        late = minutes is not None and passed >= minutes * 60
-        counted = self._every_steps is not None and step % self._every_steps == 0
-        return late or (counted and passed >= self._least_seconds) or self.is_permanent(step)
+        is_late = minutes is not None and passed >= minutes * 60
+        is_multiple = self._every_steps is not None and step % self._every_steps == 0
+        return is_late or (is_multiple and passed >= self._least_seconds) or self.is_permanent(step)
 
     def is_permanent(self, step: int) -> bool:
         """Whether this step's checkpoint stays when others rotate."""
@@ -372,6 +383,7 @@ class SavingPlan:
         yield
         self._saved_at = self._clock()
         if self._settings.every_steps is None:
+            # With so long a pause, the next save takes `SAVING_SHARE` of the time.
             self._least_seconds = (self._saved_at - began) * (1 / SAVING_SHARE - 1)
 
 
@@ -386,6 +398,7 @@ CARRIED_PATTERNS = (
     "LICENSE*",
 )
 MAX_SHARD_BYTES = 4 * 1024**3
+"""Of one file of weights, and so of what an export holds of them at once."""
 
 
 def export_model(
@@ -403,21 +416,22 @@ def export_model(
     model = strategy.model
     weights = ((model.hugging_face_name(name), tensor) for name, tensor in strategy.weights())
     if not workers.is_rank_zero:
-        # Each is gathered from all workers.
+        # Every tensor is gathered from all workers, so the others have to go through them as well.
         deque(weights, maxlen=0)
         workers.barrier()
         return
+    # Weight by weight, so that the first worker never holds the whole model beside its own part.
     pieces: Iterable[dict[str, torch.Tensor]] = (
         {name: tensor.to(dtype)} for name, tensor in weights
     )
     if lora or not model.is_exported_by_name:
-        whole = dict(weights)
+        tensors = dict(weights)
         if lora:
-            write_adapter(whole, lora, base_model, adapter_folder(folder))
-            whole = merge_adapters(whole, lora)
-        pieces = [{name: tensor.to(dtype) for name, tensor in whole.items()}]
-        # Otherwise the wide ones would stay while files are written.
-        del whole
+            write_adapter(tensors, lora, base_model, adapter_folder(folder))
+            tensors = merge_adapters(tensors, lora)
+        pieces = [{name: tensor.to(dtype) for name, tensor in tensors.items()}]
+        # Or the float32 tensors would stay in memory while the files are written.
+        del tensors
     _clear(folder)
     for pattern in CARRIED_PATTERNS:
         for path in base_model.glob(pattern):
@@ -428,11 +442,11 @@ def export_model(
         else:
             (folder / name).write_text(content)
     write_older_names(folder)
-    written = (model.to_hugging_face(piece).items() for piece in pieces)
-    _write_weights(chain.from_iterable(written), folder)
+    named_tensors = (model.to_hugging_face(piece).items() for piece in pieces)
+    _write_weights(chain.from_iterable(named_tensors), folder)
     config = json.loads((base_model / CONFIG_NAME).read_text()) | model.exported_config
     config["dtype"] = str(dtype).removeprefix("torch.")
-    # Of a base model whose weights were read as plain numbers.
+    # It is the base model's, whose weights were read as plain numbers and are exported so.
     config.pop("quantization_config", None)
     # Written last: an export with it is whole.
     _make_whole(folder, json.dumps(older_config(config), indent=2).encode())
@@ -451,12 +465,12 @@ def is_whole(folder: Path) -> bool:
 
 def copy_model(source: Path, folder: Path) -> None:
     """Copy an export, with its adapters if it has any."""
-    for written, copied in ((adapter_folder(source), adapter_folder(folder)), (source, folder)):
-        if written.exists():
-            _clear(copied)
-            for path in written.iterdir():
+    for origin, target in ((adapter_folder(source), adapter_folder(folder)), (source, folder)):
+        if origin.exists():
+            _clear(target)
+            for path in origin.iterdir():
                 if path.name != CONFIG_NAME:
-                    shutil.copyfile(path, copied / path.name)
+                    shutil.copyfile(path, target / path.name)
     _make_whole(folder, files.read(source / CONFIG_NAME))
 
 
@@ -465,8 +479,8 @@ def copy_model(source: Path, folder: Path) -> None:
 class BestExports:
     """The weights of a run's best validation, by step: `<folder>/step-<n>`.
 
-    Training may go on from either of its last two saves, as the last may be under way; what they
-    call the best stays.
+    Training may resume from either of its last two saves, as the last may still be under way, so
+    the weights that either of them names as the best stay.
     """
 
     def __init__(self, folder: Path, best_step: int) -> None:
@@ -484,9 +498,9 @@ class BestExports:
 
     def keep(self, step: int) -> None:
         """Remove all but this step's and those that a checkpoint names."""
-        exports = [self.folder(each) for each in (step, *self._of_saves)]
-        needed = {path.name for export in exports for path in (export, adapter_folder(export))}
-        for name in set(files.list_names(self._folder)) - needed:
+        exports = [self.folder(best) for best in (step, *self._of_saves)]
+        names = {path.name for export in exports for path in (export, adapter_folder(export))}
+        for name in set(files.list_names(self._folder)) - names:
             files.remove(self._folder / name)
 
 
@@ -499,8 +513,8 @@ def _clear(folder: Path) -> None:
 
 def _make_whole(folder: Path, config: bytes) -> None:
     """Write the config, by which an export is whole also after a loss of power."""
-    for each in filter(Path.is_dir, (adapter_folder(folder), folder)):
-        files.flush_folder(each, [path.name for path in each.iterdir()])
+    for export in filter(Path.is_dir, (adapter_folder(folder), folder)):
+        files.flush_folder(export, [path.name for path in export.iterdir()])
     files.write(folder / CONFIG_NAME, config)
 
 
@@ -527,10 +541,11 @@ def _write_weights(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) ->
     if len(files_of) == 1:
         (folder / "model-00001.safetensors").rename(folder / "model.safetensors")
         return
+    # The names contain the number of files, which is known only now.
     places: dict[str, str] = {}
-    for number, held in enumerate(files_of, start=1):
+    for number, names in enumerate(files_of, start=1):
         file = f"model-{number:05d}-of-{len(files_of):05d}.safetensors"
         (folder / f"model-{number:05d}.safetensors").rename(folder / file)
-        places |= dict.fromkeys(held, file)
+        places |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2))

@@ -91,7 +91,7 @@ class ExampleBatch(TensorBatch):
 
 
 def read_batch(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:
-    """Read rows as a batch; the same for any samples. Raises as `read_rows`."""
+    """Read rows as a batch, whatever samples of the run they are. Raises as `read_rows`."""
     return batch_of(read_rows(shards, rows))
 
 
@@ -107,8 +107,9 @@ def batch_of(stored: PackedRows) -> Batch:
     targets = np.empty(shape, np.int64)
     targets.reshape(-1)[:-1] = stored.tokens.reshape(-1)[1:]
     if stored.targets is not None:
-        given = np.append(stored.targets.reshape(-1)[1:] == 0, True)
-        targets.reshape(-1)[given] = IGNORED
+        is_given = np.append(stored.targets.reshape(-1)[1:] == 0, True)
+        targets.reshape(-1)[is_given] = IGNORED
+    # The last token of a segment must not predict the first one of the next.
     targets.reshape(-1)[ends - 1] = IGNORED
     # What lies between one segment's end and the next one's start is padding.
     bounds = np.append(np.column_stack((starts, ends)).ravel(), tokens.size)
@@ -118,6 +119,7 @@ def batch_of(stored: PackedRows) -> Batch:
     segments = np.repeat(labels, lengths).reshape(shape)
     positions = np.arange(tokens.size, dtype=np.int32).reshape(shape)
     positions -= np.repeat((bounds - lengths).astype(np.int32), lengths).reshape(shape)
+    # Even entries are gaps between segments.
     if lengths[::2].any():
         padding = segments == PADDING_SEGMENT
         targets[padding], positions[padding] = IGNORED, 0
@@ -163,14 +165,15 @@ def read_examples(
     lengths = row_lengths(stored)
     is_target = (stored.targets > 0) & (places < lengths[:, None])
     targets = is_target.sum(axis=1)
-    # A model that is shown nothing at all answers with no number.
+    # The row of a forgotten example is empty, and a model that is shown no token at all answers
+    # NaN.
     inputs = np.maximum(lengths - targets, 1)
     is_input = places[: inputs.max()] < inputs[:, None]
     target_places = places[: max(1, targets.max())]
     columns = np.minimum(inputs[:, None] + target_places, tokens.shape[1] - 1)
-    wanted = np.take_along_axis(tokens, columns, axis=1)
-    wanted[target_places >= targets[:, None]] = IGNORED
-    parts = (tokens[:, : inputs.max()], is_input, wanted)
+    target_tokens = np.take_along_axis(tokens, columns, axis=1)
+    target_tokens[target_places >= targets[:, None]] = IGNORED
+    parts = (tokens[:, : inputs.max()], is_input, target_tokens)
     return ExampleBatch(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
 
 

@@ -24,9 +24,9 @@ from recipes.settings import OrderSettings
 from recipes.spec import ROW_ORDER, TrainingSpec
 
 REPLAY_SEED = 0x5DEECE66D
-"""Parts the order of replayed rows from that of the others."""
+"""Keeps the order of replayed rows apart from that of the others."""
 SEEN_SEED = 0x2545F4914F6CDD1D
-"""Parts the order of rows that are seen again from that of the others."""
+"""Keeps the order of rows that are seen again apart from that of the others."""
 
 
 def global_rows(first_sample: int, count: int, rows: int, seed: int) -> np.ndarray:
@@ -36,23 +36,21 @@ def global_rows(first_sample: int, count: int, rows: int, seed: int) -> np.ndarr
     """
     samples = np.arange(first_sample, first_sample + count)
     epochs, positions = np.divmod(samples, rows)
-    chosen = np.empty(count, np.int64)
+    numbers = np.empty(count, np.int64)
     for epoch in np.unique(epochs):
         of_epoch = epochs == epoch
         # By a prime above any number of epochs, two seeds never have an epoch's order in common.
-        chosen[of_epoch] = permute(positions[of_epoch], rows, key=seed * 1_000_003 + int(epoch))
-    return chosen
+        numbers[of_epoch] = permute(positions[of_epoch], rows, key=seed * 1_000_003 + int(epoch))
+    return numbers
 
 
 def order_seed(seed: int, inputs: Mapping[str, str]) -> int:
-    """The seed of a run's order: another text or another start is another order.
-
-    So that the runs of two weeks do not take the same rows by accident.
-    """
+    """The seed of a run's order, different for other text or another starting model, so that the
+    runs of two weeks do not take the same rows by accident."""
     if not inputs:
         return seed
-    named = "\0".join(f"{name}={inputs[name]}" for name in sorted(inputs))
-    digest = hashlib.blake2b(f"{seed}\0{named}".encode(), digest_size=7).digest()
+    text = "\0".join(f"{name}={inputs[name]}" for name in sorted(inputs))
+    digest = hashlib.blake2b(f"{seed}\0{text}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -91,12 +89,12 @@ class RowPlan:
         slices = rows.slices if settings.new_first else np.zeros_like(rows.slices)
         newest_first = np.unique(slices[is_fresh])[::-1]
         fresh = tuple(np.flatnonzero(is_fresh & (slices == number)) for number in newest_first)
-        known = np.flatnonzero(~is_fresh)
+        seen_rows = np.flatnonzero(~is_fresh)
         if row_order == 1:
-            return cls(fresh, known, settings.seen_share if len(known) else 0)
+            return cls(fresh, seen_rows, settings.seen_share if len(seen_rows) else 0)
         # Where nothing is new, all rows come in each pass, and none is to come beside them.
-        share = settings.seen_share if len(known) and fresh else 0
-        return cls(fresh * passes, known, share)
+        share = settings.seen_share if len(seen_rows) and fresh else 0
+        return cls(fresh * passes, seen_rows, share)
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,8 @@ class DataOrder:
 
     @classmethod
     def of(cls, spec: TrainingSpec, known: RowCounts | None = None) -> "DataOrder":
-        """The order that a run's settings, its shards and what its start has seen mean."""
+        """The order that follows from a run's settings, its shards, and what its starting model has
+        seen."""
         training = spec.training
         train, replay = (
             sum(shard.rows for shard in spec.shards.shards if shard.split == split)
@@ -143,13 +142,13 @@ class DataOrder:
         """
         is_replayed, first_replayed = _spread(first_sample, count, self.replay_share)
         replayed = int(is_replayed.sum())
-        chosen = np.empty(count, np.int64)
-        chosen[~is_replayed] = self._train(first_sample - first_replayed, count - replayed)
+        numbers = np.empty(count, np.int64)
+        numbers[~is_replayed] = self._train(first_sample - first_replayed, count - replayed)
         if replayed:
-            chosen[is_replayed] = self.train_rows + global_rows(
+            numbers[is_replayed] = self.train_rows + global_rows(
                 first_replayed, replayed, self.replay_rows, self.seed + REPLAY_SEED
             )
-        return chosen
+        return numbers
 
     def replayed(self, samples: int) -> int:
         """How many of the run's first samples are replayed."""
@@ -160,32 +159,39 @@ class DataOrder:
         if self.plan is None:
             return global_rows(first, count, self.train_rows, self.seed)
         is_seen, first_seen = _spread(first, count, self.plan.seen_share)
-        seen = int(is_seen.sum())
-        chosen = np.empty(count, np.int64)
-        chosen[~is_seen] = self._fresh(self.plan, first - first_seen + np.arange(count - seen))
-        if seen:
-            places = global_rows(first_seen, seen, len(self.plan.seen), self.seed + SEEN_SEED)
-            chosen[is_seen] = self.plan.seen[places]
-        return chosen
+        seen_count = int(is_seen.sum())
+        numbers = np.empty(count, np.int64)
+        numbers[~is_seen] = self._fresh(
+            self.plan, first - first_seen + np.arange(count - seen_count)
+        )
+        if seen_count:
+            places = global_rows(first_seen, seen_count, len(self.plan.seen), self.seed + SEEN_SEED)
+            numbers[is_seen] = self.plan.seen[places]
+        return numbers
 
     def _fresh(self, plan: RowPlan, samples: np.ndarray) -> np.ndarray:
         """New rows, each once in a pass; when there are no more, all rows epoch by epoch."""
-        chosen = np.empty(len(samples), np.int64)
+        numbers = np.empty(len(samples), np.int64)
         first = 0
         for number, rows in enumerate(plan.fresh):
             within = (samples >= first) & (samples < first + len(rows))
+            # Downwards, since the order of the seen rows counts its epochs upwards from the same
+            # key.
             key = (self.seed + SEEN_SEED) * 1_000_003 - number
-            chosen[within] = rows[permute(samples[within] - first, len(rows), key)]
+            numbers[within] = rows[permute(samples[within] - first, len(rows), key)]
             first += len(rows)
         after = np.flatnonzero(samples >= first)
         if len(after):
             beyond = int(samples[after[0]]) - first
-            chosen[after] = global_rows(beyond, len(after), self.train_rows, self.seed)
-        return chosen
+            numbers[after] = global_rows(beyond, len(after), self.train_rows, self.seed)
+        return numbers
 
 
 def _spread(first: int, count: int, share: float) -> tuple[np.ndarray, int]:
-    """Which of the samples from `first` on are of the share, and how many before them are."""
+    """Which of `count` samples from `first` on belong to a share that is spread evenly over all
+    samples, and how many before `first` do."""
+    # In whole numbers, so that every stretch agrees with the others wherever a run enters the
+    # order.
     exact = Fraction(share).limit_denominator(10_000)
     before = np.arange(first, first + count + 1) * exact.numerator // exact.denominator
     return np.diff(before) > 0, int(before[0])
@@ -237,8 +243,8 @@ def read_steps(
     while True:
         # Working out where a row lies in the order costs little for many steps together.
         ordered = order.rows(samples_seen, max(1, ORDERED_SAMPLES // size) * size)
-        for every in ordered.reshape(-1, size):
-            rows, samples = every[own], (samples_seen + np.arange(size))[own]
+        for step_rows in ordered.reshape(-1, size):
+            rows, samples = step_rows[own], (samples_seen + np.arange(size))[own]
             batches = [
                 read(shards, rows[start : start + width], samples[start : start + width])
                 for start in range(0, len(rows), width)
@@ -257,7 +263,7 @@ def read_ahead(
         step = next(steps)
         return step.pin_memory() if device else step
 
-    # A thread begins with the first GPU, whichever its process has.
+    # A new thread uses the first GPU, whichever its process uses.
     begin = partial(torch.cuda.set_device, device) if device else None
     with ThreadPoolExecutor(1, "reader", begin) as thread:
         coming = thread.submit(read)

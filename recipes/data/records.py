@@ -24,7 +24,7 @@ from artifacts.storage import files
 
 SEEN_NAME = "seen.parquet"
 _PLACES = np.int64(2**32)
-"""More than any document has tokens: parts the coordinates of one document from the next one's."""
+"""More tokens than any document has: two documents' coordinates lie this far apart."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class LineageRecord:
 
     @cached_property
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
-        """The texts, each once, and where every stretch begins on the line of all of them."""
+        """The distinct texts, and where each stretch begins on one line of all texts, `_PLACES`
+        apart."""
         begins = run_starts(self.texts)
         return self.texts[begins], (np.cumsum(begins) - 1) * _PLACES + self.starts
 
@@ -68,17 +69,18 @@ class LineageRecord:
         """How many tokens of each given stretch were seen: int64, of the stretches' shape."""
         if not len(self.texts):
             return np.zeros(len(texts), np.int64)
-        known, firsts = self._known
-        places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
+        distinct, firsts = self._known
+        places = np.minimum(np.searchsorted(distinct, texts), len(distinct) - 1)
         lengths = self.ends - self.starts
         before = np.cumsum(lengths) - lengths
 
+        # Counts all that was seen before a place on that line, so a stretch is a difference of two.
         def seen_below(tokens: np.ndarray) -> np.ndarray:
             at = places * _PLACES + tokens
             stretch = np.maximum(np.searchsorted(firsts, at, side="right") - 1, 0)
             return before[stretch] + np.clip(at - firsts[stretch], 0, lengths[stretch])
 
-        return np.where(known[places] == texts, seen_below(ends) - seen_below(starts), 0)
+        return np.where(distinct[places] == texts, seen_below(ends) - seen_below(starts), 0)
 
     def without(self, texts: Sequence[str]) -> "LineageRecord":
         """The record without some texts, by their `text_hash`."""
@@ -89,6 +91,8 @@ class LineageRecord:
 
     def plus(self, texts: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> "LineageRecord":
         """The record after each of these stretches was seen once more; they may overlap."""
+        # One sweep over all bounds: a stretch adds its times where it begins, and takes them off
+        # where it ends.
         ones = np.ones(len(texts), np.int64)
         of = np.concatenate([self.texts, texts, self.texts, texts])
         at = np.concatenate([self.starts, starts, self.ends, ends])
@@ -98,6 +102,7 @@ class LineageRecord:
         # Between two neighboring bounds the count stays the same; past a document's last it is 0.
         stays = np.flatnonzero((times[:-1] > 0) & (at[1:] > at[:-1]))
         of, first, last, times = of[stays], at[stays], at[stays + 1], times[stays]
+        # Neighbors that touch and were seen equally often become one stretch.
         begins = run_starts(of) | run_starts(times)
         begins[1:] |= first[1:] != last[:-1]
         ends_at = np.append(begins[1:], True)[: len(begins)]
@@ -121,19 +126,20 @@ def look_up(shards: ShardSet, seen: LineageRecord, rank: int = 0, count: int = 1
     Of several workers each reads its part of the shards, and has zeros for all other rows; their
     sum is the whole.
     """
-    found = np.zeros((3, len(shards)), np.int64)
+    counts = np.zeros((3, len(shards)), np.int64)
     for number in range(rank, len(shards.entries), count):
         shard = shards.shard(number)
         size, end = shard.entry.rows, int(shards.ends[number])
         rows = np.repeat(np.arange(size), np.diff(shard.row_offsets))
-        tokens, times, slices = found[:, end - size : end]
+        # Views of the counts, which the following lines fill.
+        tokens, times, slices = counts[:, end - size : end]
         tokens += np.bincount(rows, shard.segments["length"], size).astype(np.int64)
         of_documents = shard.documents(["slice"])["slice"].to_numpy()
         np.maximum.at(slices, rows, of_documents[shard.segments["document"]])
         if len(seen.texts):
-            known = seen.tokens(*stretches_of(shard, np.arange(size)))
-            times += np.bincount(rows, known, size).astype(np.int64)
-    return RowCounts(*found)
+            seen_tokens = seen.tokens(*stretches_of(shard, np.arange(size)))
+            times += np.bincount(rows, seen_tokens, size).astype(np.int64)
+    return RowCounts(*counts)
 
 
 def add_rows(seen: LineageRecord, shards: ShardSet, rows: np.ndarray) -> LineageRecord:
@@ -171,7 +177,7 @@ def record_seen(
     rows = rows[rows < len(shards)]
     after = add_rows(before, shards, rows).without(masked)
     after.write(path)
-    # Not from the rows taken: a text of a source with a weight above 1 is in others, too.
+    # Looked up in all rows, since a text of a source with a weight above 1 stands in several.
     coverage = float(look_up(shards, after).seen.sum() / known.tokens.sum())
     return coverage, int(known.seen[rows].sum())
 
@@ -189,6 +195,7 @@ TRAINED_SCHEMA = pa.schema(
 """Ordered by `text`, then `step`: the stretch's first token in its text, the first one past it, the
 optimizer step counted from 1, and the row's number among those of the run, replayed rows last."""
 _RECORDS_IN_GROUP = 8_192
+"""Small, since looking up a text reads every group that may hold it."""
 
 
 def record_trained(
@@ -201,6 +208,7 @@ def record_trained(
     """Write the record of a run: the rows that it took from these shards and the step of each, both
     of shape (samples,), without texts that were masked, by their `text_hash`."""
     columns = _lessons(shards, rows, steps, rows)
+    # By text, step, start and row: `lexsort` takes the first key last.
     order = np.lexsort((columns[4], columns[1], columns[3], columns[0]))
     order = order[~np.isin(columns[0][order], text_numbers(masked))]
     table = pa.table([column[order] for column in columns], names=TRAINED_SCHEMA.names)
@@ -214,10 +222,10 @@ def _lessons(shards: ShardSet, rows: np.ndarray, *figures: np.ndarray) -> list[n
     beside each of its segments."""
     numbers, parts = np.searchsorted(shards.ends, rows, side="right"), []
     for number, shard in enumerate(shards.shards):
-        chosen = numbers == number
-        local = rows[chosen] - (shards.ends[number] - shard.entry.rows)
+        in_shard = numbers == number
+        local = rows[in_shard] - (shards.ends[number] - shard.entry.rows)
         counts = shard.row_offsets[local + 1] - shard.row_offsets[local]
-        of_rows = (np.repeat(figure[chosen], counts) for figure in figures)
+        of_rows = (np.repeat(figure[in_shard], counts) for figure in figures)
         parts.append((*stretches_of(shard, local), *of_rows))
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
@@ -225,9 +233,9 @@ def _lessons(shards: ShardSet, rows: np.ndarray, *figures: np.ndarray) -> list[n
 def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
     """The records of some texts (`text_numbers`), of `TRAINED_SCHEMA`; parts of the file without
     one are not read."""
-    wanted = pa.array(np.asarray(texts, np.uint64))
+    wanted_texts = pa.array(np.asarray(texts, np.uint64))
     with files.open_file(url) as file:
-        return pq.read_table(file, filters=pc.field("text").isin(wanted))
+        return pq.read_table(file, filters=pc.field("text").isin(wanted_texts))
 
 
 def open_trained(url: str) -> pa.Table:
@@ -238,9 +246,9 @@ def open_trained(url: str) -> pa.Table:
 
 def records_of(table: pa.Table, texts: Sequence[int] | np.ndarray) -> pa.Table:
     """The records of some texts, out of records in the order of the file."""
-    ordered, wanted = table["text"].to_numpy(), np.unique(np.asarray(texts, np.uint64))
-    first = np.searchsorted(ordered, wanted)
-    return table.take(spans(first, np.searchsorted(ordered, wanted, side="right") - first))
+    ordered, wanted_texts = table["text"].to_numpy(), np.unique(np.asarray(texts, np.uint64))
+    first = np.searchsorted(ordered, wanted_texts)
+    return table.take(spans(first, np.searchsorted(ordered, wanted_texts, side="right") - first))
 
 
 def texts_of(table: pa.Table) -> np.ndarray:

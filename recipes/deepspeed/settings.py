@@ -57,7 +57,7 @@ ELSEWHERE = {
     "train_batch_size": "budget.global_batch_size decides it",
     "train_micro_batch_size_per_gpu": "placement.device_batch_size decides it",
 }
-"""Keys that have their place in other settings."""
+"""Keys of a user's configuration that other settings decide, and which."""
 
 SCRAMBLED = {
     "round_robin_gradients": "with it, DeepSpeed takes weights for others when it exports them or "
@@ -102,17 +102,19 @@ class DeepSpeedSettings(StrategySettings):
         if not isinstance(configuration, dict):
             return values
         zero = configuration.get("zero_optimization", {})
-        known: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for name, place in PLACES:
             value = _look_up(zero, place)
             if value in (None, AUTO):
                 continue
-            other = values.get(name, known.get(name, value))
+            # A setting and the configuration may both say it, and so may two places of the
+            # configuration.
+            other = values.get(name, settings.get(name, value))
             if other != value:
-                told = ".".join(place)
-                raise ValueError(f"{name} is {other}, but configuration's {told} {value}")
-            known[name] = value
-        return known | values | {"configuration": configuration}
+                key = ".".join(place)
+                raise ValueError(f"{name} is {other}, but configuration's {key} {value}")
+            settings[name] = value
+        return settings | values | {"configuration": configuration}
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
@@ -131,6 +133,7 @@ class DeepSpeedSettings(StrategySettings):
         return self
 
     def state_bytes(self, parameters: int, trained: int, moments: int, workers: int) -> float:
+        # All numbers are float32, hence four bytes for each.
         divided = {stage: workers if self.stage >= stage else 1 for stage in (1, 2, 3)}
         weights = 4 * parameters / divided[3] if self.offload_parameters == "none" else 0.0
         if self.offload_optimizer != "none":
@@ -138,14 +141,14 @@ class DeepSpeedSettings(StrategySettings):
         return weights + 4 * trained / divided[2] + 4 * moments * trained / divided[1]
 
     def faults(self, training: TrainingSettings) -> list[str]:
-        own = self.configuration
+        user_config = self.configuration
         refused = {
             key: ELSEWHERE.get(key, "it has no effect in these recipes")
-            for key in own
-            if key not in PASSED_ON and not _is_automatic(own[key])
+            for key in user_config
+            if key not in PASSED_ON and not _is_automatic(user_config[key])
         }
         for key, why in SCRAMBLED.items() if self.stage < 3 else ():
-            if _look_up(own, ("zero_optimization", key)) not in (None, False, AUTO):
+            if _look_up(user_config, ("zero_optimization", key)) not in (None, False, AUTO):
                 refused[f"zero_optimization.{key}"] = why
         return training.faults_beside(self.asked_by, {}) + [
             f"placement.deepspeed.configuration: remove {key}: {why}"
@@ -179,8 +182,8 @@ def configuration(training: TrainingSettings, precision: Precision, workers: int
     """The configuration that DeepSpeed gets for a training by so many workers."""
     settings, rows = training.placement.strategy, training.budget.global_batch_size
     assert isinstance(settings, DeepSpeedSettings)
-    own = settings.configuration
-    passed = {key: own[key] for key in PASSED_ON if own.get(key, AUTO) != AUTO}
+    user_config = settings.configuration
+    passed = {key: user_config[key] for key in PASSED_ON if user_config.get(key, AUTO) != AUTO}
     zero = {"reduce_bucket_size": REDUCE_BUCKET_NUMBERS} | {
         key: value for key, value in passed.pop("zero_optimization", {}).items() if value != AUTO
     }
@@ -190,8 +193,8 @@ def configuration(training: TrainingSettings, precision: Precision, workers: int
         ("offload_param", settings.offload_parameters),
     ):
         if device != "none":
-            given = zero[key] if isinstance(zero.get(key), dict) else {}
-            zero[key] = {k: v for k, v in given.items() if v != AUTO} | {"device": device}
+            section = zero[key] if isinstance(zero.get(key), dict) else {}
+            zero[key] = {k: v for k, v in section.items() if v != AUTO} | {"device": device}
         if device == "nvme":
             zero[key]["nvme_path"] = settings.nvme_folder
     share = rows // workers

@@ -31,8 +31,8 @@ from recipes.spec import TrainingSpec
 class GuardedAdamW(torch.optim.AdamW):
     """AdamW that leaves the weights as they are where the step's gradient is not usable.
 
-    DeepSpeed measures the gradient and steps the optimizer in one call, part by part of the
-    weights, so this is where a step can still be left out.
+    DeepSpeed measures the gradient and steps the optimizer in one call, one part of the weights
+    after another, so only the optimizer itself can still leave out a step.
     """
 
     is_usable: Callable[[], bool] = staticmethod(lambda: True)
@@ -109,6 +109,7 @@ class Zero(Strategy):
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)
+        # `train_step` has scaled the loss already, by the targets of all passes.
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def update(self, rule: UpdateRule) -> Update:
@@ -133,16 +134,17 @@ class Zero(Strategy):
         from deepspeed.utils import safe_get_full_fp32_param
 
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        for name, held in self.model.state_dict().items():
+        for name, value in self.model.state_dict().items():
             parameter = parameters.get(name)
             if parameter is None:
-                found = held
+                # A buffer, which every worker has whole.
+                tensor = value
             elif parameter.requires_grad:
-                found = safe_get_full_fp32_param(parameter)
+                tensor = safe_get_full_fp32_param(parameter)
             else:
                 with GatheredParameters([parameter]):
-                    found = parameter.detach().clone()
-            yield name, found.detach().float().cpu()
+                    tensor = parameter.detach().clone()
+            yield name, tensor.detach().float().cpu()
 
     def tensors(self) -> dict[str, Any]:
         # DeepSpeed writes its own state.
@@ -170,16 +172,16 @@ class Zero(Strategy):
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     files.download(f"{url}/{name}", folder / name)
             self._workers.barrier()
-        # What was written before alignment counted was written without, as it is by default.
-        written = {"parameter_alignment": False} | json.loads((folder / MARKER).read_text())
-        wanted = self._layout()
-        if written["stage"] != wanted["stage"]:
+        # States from before the alignment was recorded were written without it, as is the default.
+        saved_layout = {"parameter_alignment": False} | json.loads((folder / MARKER).read_text())
+        own_layout = self._layout()
+        if saved_layout["stage"] != own_layout["stage"]:
             raise UserError(
-                f"{url} was written at stage {written['stage']}, but "
-                f"`checkpoint.placement.deepspeed.stage` is {wanted['stage']}. Go on at stage "
-                f"{written['stage']}."
+                f"{url} was written at stage {saved_layout['stage']}, but "
+                f"`checkpoint.placement.deepspeed.stage` is {own_layout['stage']}. Go on at stage "
+                f"{saved_layout['stage']}."
             )
-        if written == wanted:
+        if saved_layout == own_layout:
             self._engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
         else:
             self._read_universally(folder)
@@ -222,7 +224,8 @@ class Zero(Strategy):
         engine._config.load_universal_checkpoint = True
         engine.load_checkpoint(str(universal), tag=FOLDER, load_module_strict=False)
         engine._config.load_universal_checkpoint = False
-        # It gives every group the first one's settings, and all parts one counter of steps.
+        # The conversion gives every group the settings of the first, and all parts one counter of
+        # steps, which each of them would advance.
         for group, before in zip(engine.optimizer.param_groups, groups, strict=True):
             group |= before
         for part in engine.optimizer.optimizer.state.values():
@@ -237,6 +240,7 @@ class Zero(Strategy):
                     files.upload(path, f"{url}/{path.relative_to(folder).as_posix()}")
             except OSError as error:
                 failed = error
+        # All raise where one failed, since they try again together.
         (failures,) = self._workers.sum(failed is not None)
         if failures:
             raise failed or OSError("another worker could not write its part")
@@ -244,6 +248,7 @@ class Zero(Strategy):
     def _empty(self, name: str) -> Path:
         """An empty scratch folder of this machine, the same for all its workers."""
         folder = self._scratch / name
+        # No worker may still be using the folder.
         self._workers.barrier()
         if self._workers.is_local_rank_zero:
             shutil.rmtree(folder, ignore_errors=True)
@@ -258,8 +263,11 @@ def build(
     precision: Precision,
     build_model: Callable[[], TrainableModel],
 ) -> Zero:
-    """Raises UserError where this machine cannot offload as asked, before the model is read."""
-    told = configuration(spec.training, precision, workers.count)
-    check_configuration(told)
+    """Build the strategy; raises UserError, before the model is read, where this machine cannot
+    offload as asked."""
+    config = configuration(spec.training, precision, workers.count)
+    check_configuration(config)
     scratch = Path(spec.run_folder) / f".zero-{workers.rank - workers.local_rank}"
-    return Zero(build_model(), spec.training.optimizer, told, workers, scratch)
+    # Without `zero.Init`, which would divide weights as they are made: each worker reads the whole
+    # model.
+    return Zero(build_model(), spec.training.optimizer, config, workers, scratch)

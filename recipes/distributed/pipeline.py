@@ -100,23 +100,26 @@ class PipelineParallel(FullySharded):
         self._column = columns[workers.rank % per_stage]
         self._group, _ = dist.new_subgroups_by_enumeration(columns)
         self._host_group, _ = dist.new_subgroups_by_enumeration(columns, backend="gloo")
+        # The first and the last worker of each column: tied weights are on both.
         self._ends_group, _ = dist.new_subgroups_by_enumeration([c[:: len(c) - 1] for c in columns])
-        held = workers.gather({name: w.shape for name, w in model.state_dict().items()})
+        shapes = workers.gather({name: w.shape for name, w in model.state_dict().items()})
         self._holders: dict[str, tuple[int, torch.Size]] = {}
         """Of each weight, the first stage that has it, and its shape, in the order of layers."""
         for stage in range(workers.pipeline_parallel):
-            for name, shape in held[stage * per_stage].items():
+            for name, shape in shapes[stage * per_stage].items():
                 self._holders.setdefault(name, (stage, shape))
-        self._tied = held[0].keys() & held[-1].keys()
+        self._tied = shapes[0].keys() & shapes[-1].keys()
         """Weights that the first and the last stage hold alike."""
+        # The schedule's own scaling would divide by the passes, while `_scaled` divides by the
+        # targets.
         self._schedule = Schedule1F1B(
             self._torch_stage(batch_shape), passes, _scaled, scale_grads=False
         )
         self._forward_only = ScheduleGPipe(self._torch_stage(batch_shape), 1)
 
     def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
-        found = self._run(self._forward_only, self._joined([batch]))
-        return self._shared([] if found is None else [found])
+        output = self._run(self._forward_only, self._joined([batch]))
+        return self._shared([] if output is None else [output])
 
     def accumulate(self, batches: Sequence[Batch | ExampleBatch], scale: float) -> torch.Tensor:
         batch, losses = self._joined(batches), list[torch.Tensor]()
@@ -131,14 +134,14 @@ class PipelineParallel(FullySharded):
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         # In the order of the stages and within each, so that nobody keeps more than one.
-        own = super().weights()
+        own_weights = super().weights()
         for name, (stage, shape) in self._holders.items():
             if stage == self._workers.stage:
-                whole = next(tensor for held, tensor in own if held == name)
+                weight = next(tensor for own_name, tensor in own_weights if own_name == name)
             else:
-                whole = torch.empty(shape)
-            dist.broadcast(whole, self._column[stage], group=self._host_group)
-            yield name, whole
+                weight = torch.empty(shape)
+            dist.broadcast(weight, self._column[stage], group=self._host_group)
+            yield name, weight
 
     def tensors(self) -> dict[str, Any]:
         tensors = super().tensors()
@@ -150,7 +153,7 @@ class PipelineParallel(FullySharded):
         return tensors
 
     def _clip(self) -> torch.Tensor:
-        counted = []
+        gradients = []
         for name, parameter in self.model.named_parameters():
             gradient = parameter.grad
             if gradient is None:
@@ -158,17 +161,19 @@ class PipelineParallel(FullySharded):
             if name in self._tied:
                 local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
                 dist.all_reduce(local, group=self._ends_group)
+            # A tied weight enters the norm once, on the first stage that has it.
             if self._holders[name][0] == self._workers.stage:
-                counted.append(gradient)
-        found = nn.utils.get_total_norm(counted)
-        squared = (found.full_tensor() if isinstance(found, DTensor) else found).square()
+                gradients.append(gradient)
+        total = nn.utils.get_total_norm(gradients)
+        squared = (total.full_tensor() if isinstance(total, DTensor) else total).square()
         dist.all_reduce(squared, group=self._group)
         norm = squared.sqrt()
         nn.utils.clip_grads_with_norm_(self.model.parameters(), self._gradient_clip, norm)
         return norm
 
     def _torch_stage(self, batch_shape: tuple[int, int]) -> PipelineStage:
-        """The stage with the shapes of what it takes and gives, so that nothing is tried out."""
+        """torch's stage, which is told the shapes of its inputs and outputs and so need not try
+        them out."""
         network = self.model.network
         # The residual stream is in float32.
         stream = torch.empty(*batch_shape, network.shape.hidden_size, device="meta")
@@ -190,9 +195,9 @@ class PipelineParallel(FullySharded):
         return Batch(*map(torch.cat, zip(*parts, strict=True))).to(self._device)
 
     def _run(self, schedule: Schedule1F1B | ScheduleGPipe, batch: Batch, **options: Any) -> Any:
-        given = [batch.tokens] if self.model.network.begins else []
+        inputs = [batch.tokens] if self.model.network.begins else []
         return schedule.step(
-            *given,
+            *inputs,
             positions=batch.positions,
             segments=batch.segments,
             targets=batch.targets,
@@ -200,7 +205,8 @@ class PipelineParallel(FullySharded):
         )
 
     def _shared(self, losses: list[torch.Tensor]) -> torch.Tensor:
-        """What the loss's mean over the stages comes from: the last one has it alone."""
+        """The summed loss times the number of stages: only the last one has it, and callers take
+        the mean over the stages."""
         count = self._workers.pipeline_parallel
         return count * sum((loss.sum() for loss in losses), torch.zeros((), device=self._device))
 
@@ -216,10 +222,10 @@ def _scaled(
 def _padded(batch: Batch | ExampleBatch, rows: int) -> Batch:
     """The batch with rows that nothing is learnt from, as stages exchange batches of one size."""
     assert isinstance(batch, Batch), "decoders are trained on packed rows"
-    more = (0, 0, 0, rows - len(batch.tokens))
+    padding = (0, 0, 0, rows - len(batch.tokens))
     return Batch(
-        F.pad(batch.tokens, more),
-        F.pad(batch.targets, more, value=IGNORED),
-        F.pad(batch.positions, more),
-        F.pad(batch.segments, more, value=PADDING_SEGMENT),
+        F.pad(batch.tokens, padding),
+        F.pad(batch.targets, padding, value=IGNORED),
+        F.pad(batch.positions, padding),
+        F.pad(batch.segments, padding, value=PADDING_SEGMENT),
     )

@@ -1,4 +1,4 @@
-"""What a run asks of the way in which its workers hold one model; FSDP2; one optimizer step."""
+"""The interface of every way to spread a model over workers; FSDP2; one optimizer step."""
 
 import functools
 import math
@@ -32,8 +32,8 @@ class UpdateRule(NamedTuple):
     largest_norm: float
     """A gradient above it is not used, and neither is one that is not finite."""
     is_finite: Callable[[], bool]
-    """Whether the step's loss is; otherwise its gradient is not used. It waits for the device, so
-    it is asked once all is under way that needs no answer."""
+    """Whether the step's loss is; otherwise its gradient is not used. Call it only after starting
+    all work that does not need the answer, since it waits for the device."""
     before_update: Callable[[], None]
     """Called when weights are about to change."""
 
@@ -65,7 +65,8 @@ class Strategy(ABC):
         """
 
     def accumulate(self, batches: Sequence[Batch | ExampleBatch], scale: float) -> torch.Tensor:
-        """The sum of the batches' losses; `scale` times its gradient is that of the step."""
+        """Accumulate the gradient of a step's batches, `scale` times that of their losses' sum,
+        which is returned."""
         losses = []
         for batch in batches:
             loss = self.loss(batch)
@@ -158,6 +159,7 @@ def train_step(
     # Gradients are averaged over workers, hence the factor.
     local_loss = strategy.accumulate(batches, workers.dp_size / max(targets, 1))
 
+    # Once a step, as each call would be a message between all workers.
     @functools.cache
     def loss_sum() -> float:
         return workers.sum(float(local_loss))[0]
@@ -207,12 +209,15 @@ class FullySharded(Strategy):
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         if isinstance(self.model, FSDPModule):
+            # Workers exchange gradients once a step, with its last batch.
             self.model.set_requires_gradient_sync(is_last)
         loss.backward()
 
     def update(self, rule: UpdateRule) -> Update:
-        whole = self._clip()
-        has_loss, norm = rule.is_finite(), float(whole)
+        total_norm = self._clip()
+        # The host decides, not the `found_inf` of fused AdamW: it also goes by the norms of earlier
+        # steps. It waits for the device here, once a step.
+        has_loss, norm = rule.is_finite(), float(total_norm)
         skipped = not has_loss or not math.isfinite(norm) or norm > rule.largest_norm
         if not skipped:
             rule.before_update()
@@ -224,15 +229,17 @@ class FullySharded(Strategy):
 
     def _clip(self) -> torch.Tensor:
         """The gradient's norm over all workers, before it is clipped."""
-        found = nn.utils.clip_grad_norm_(self.model.parameters(), self._gradient_clip)
-        return found.full_tensor() if isinstance(found, DTensor) else found
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._gradient_clip)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, held in state_dict.get_model_state_dict(self.model).items():
-            whole = held.full_tensor() if isinstance(held, DTensor) else held
-            yield name, whole.detach().cpu()
+        for name, value in state_dict.get_model_state_dict(self.model).items():
+            weight = value.full_tensor() if isinstance(value, DTensor) else value
+            yield name, weight.detach().cpu()
 
     def tensors(self) -> dict[str, Any]:
+        # A state that lacks that of some weights, such as those that no gradient has reached, could
+        # not be read.
         self._begin_optimizers()
         return {
             "model": state_dict.get_model_state_dict(self.model, options=TRAINED_ONLY),
@@ -240,15 +247,15 @@ class FullySharded(Strategy):
         }
 
     def _begin_optimizers(self) -> None:
-        """Have the state of weights that took no step yet, as after a first step was skipped, or
-        that no gradient reaches.
+        """Create the optimizer state of weights that have taken no step, because the first step was
+        skipped or no gradient reaches them.
 
-        It is made by a step of no length, which is not to be counted.
+        A step with learning rate 0 creates it; that step must not be counted.
         """
         for optimizer in self._optimizers:
             groups = optimizer.param_groups
-            held = [p for group in groups for p in group["params"] if p.requires_grad]
-            fresh = [p for p in held if p not in optimizer.state]
+            parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+            fresh = [p for p in parameters if p not in optimizer.state]
             if not fresh:
                 continue
             for parameter in fresh:
@@ -273,7 +280,8 @@ class FullySharded(Strategy):
         forms = [{name: group[name] for name in FORMS & group.keys()} for group in groups]
         reader = FsspecReader(url) if "://" in url else FileSystemReader(url)
         dcp.load(tensors, storage_reader=reader)
-        # In which form steps are taken is up to this hardware, not to what wrote the state.
+        # The form in which steps are computed follows this hardware, not the one that wrote the
+        # state.
         for group, form in zip(groups, forms, strict=True):
             group |= form
         state_dict.set_model_state_dict(self.model, tensors["model"], options=PARTIAL)

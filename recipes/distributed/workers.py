@@ -17,7 +17,7 @@ from recipes.settings import StrategySettings
 
 Value = TypeVar("Value")
 HOURS_TO_WAIT = 12
-"""A worker that is gone is noticed at once, since its connections close."""
+"""Long, because a dead worker is noticed anyway: its connections close at once."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,12 @@ class Workers:
         return (tensor / (self.count // self.dp_size)).tolist()
 
     def agree(self, *wishes: bool) -> list[bool]:
-        """What any worker wishes, all do."""
+        """For each wish, whether any worker has it; the same answer on all workers."""
         return [count > 0 for count in self.sum(*wishes)]
 
     def sum_parts(self, part: np.ndarray) -> np.ndarray:
-        """Sum of all workers' integer arrays of one shape: each filled in its part, all get all."""
+        """The sum of all workers' integer arrays of one shape, in place: each has filled in its
+        part, and all get the whole."""
         if self.count == 1:
             return part
         tensor = torch.from_numpy(part)
@@ -154,7 +155,8 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
     if count > 1:
         dist.init_process_group(device_of(device).group_backend)
         group = host_group()
-        # One that refuses its input and ends at once would fail those that still connect.
+        # Until all have connected, none may go on: one that refuses its input and ends would fail
+        # the others.
         dist.barrier(group=group)
         rank, size = dist.get_rank(), dist.get_world_size()
         return Workers(rank, size, device, local_rank, group=group)

@@ -1,4 +1,4 @@
-"""The class of a text, told by an encoder, scored by accuracy."""
+"""Classification of texts by an encoder, scored by accuracy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +39,8 @@ class ClassificationNetwork(causal_model.ExampleNetwork):
     def classify(self, tokens: torch.Tensor, is_input: torch.Tensor) -> torch.Tensor:
         """Logits of the classes, shape (rows, classes)."""
         pad = self.inner.config.pad_token_id or 0
-        shown = tokens.masked_fill(~is_input, pad)
-        return self.inner(input_ids=shown, attention_mask=is_input.long()).logits.float()
+        input_ids = tokens.masked_fill(~is_input, pad)
+        return self.inner(input_ids=input_ids, attention_mask=is_input.long()).logits.float()
 
     def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
         """Cross-entropy of the classes in nats, summed, each by its class's weight."""
@@ -62,19 +62,19 @@ def load_classifier(
 
     check_family(folder, "encoder")
     config = causal_model.config_without_dropout(folder)
-    had = _classes_of(config)
-    if had == [f"LABEL_{number}" for number in range(len(had))]:
+    old_labels = _classes_of(config)
+    if old_labels == [f"LABEL_{number}" for number in range(len(old_labels))]:
         # transformers' own names say nothing: such a head is kept where it has as many classes.
-        had = []
-    _name_classes(config, had or labels)
+        old_labels = []
+    _name_classes(config, old_labels or labels)
     if config.problem_type:
         config.problem_type = "single_label_classification"
     torch.manual_seed(seed)
     inner = causal_model.read_inner(
         folder, AutoModelForSequenceClassification, config, ignore_mismatched_sizes=True
     )
-    if had and had != labels:
-        _change_classes(inner, had, labels)
+    if old_labels and old_labels != labels:
+        _change_classes(inner, old_labels, labels)
         _name_classes(config, labels)
     model = causal_model.TrainableModel(ClassificationNetwork(inner, class_weights))
     model.exported_config = {
@@ -102,16 +102,16 @@ def _name_classes(config: Any, labels: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def _change_classes(inner: Any, had: list[str], labels: list[str]) -> None:
+def _change_classes(inner: Any, old_labels: list[str], labels: list[str]) -> None:
     """Give a head other classes: each has the row that it had by its name, or a new one."""
     layers = [module for module in inner.modules() if isinstance(module, nn.Linear)]
-    head = next(layer for layer in reversed(layers) if layer.out_features == len(had))
+    head = next(layer for layer in reversed(layers) if layer.out_features == len(old_labels))
     rows = nn.Linear(head.in_features, len(labels), head.bias is not None)
     inner._init_weights(rows)
     for number, label in enumerate(labels):
-        if label in had:
+        if label in old_labels:
             for name, parameter in rows.named_parameters():
-                parameter[number] = head.get_parameter(name)[had.index(label)]
+                parameter[number] = head.get_parameter(name)[old_labels.index(label)]
     head.weight, head.bias, head.out_features = rows.weight, rows.bias, rows.out_features
     inner.num_labels = len(labels)
 
@@ -121,6 +121,7 @@ def load(spec: TrainingSpec) -> causal_model.TrainableModel:
     assert isinstance(spec.training, ClassificationSettings)
     counts, weights = spec.shards.label_counts, None
     if spec.training.class_weights == "balanced":
+        # A class of average size weighs 1.
         weights = [sum(counts) / (len(counts) * count) for count in counts]
     folder = Path(spec.base_model_folder)
     return load_classifier(folder, spec.shards.labels, spec.training.seed, weights)
@@ -137,23 +138,23 @@ class ClassScorer(Scorer):
         from transformers import AutoConfig
 
         truth = np.array([int(example.target_tokens[0]) for example in examples])
-        own, labels = _classes_of(AutoConfig.from_pretrained(folder)), list(stats.labels)
-        if {*own} & {*labels}:
-            # Classes that are no more are wrong answers, as they are where the model serves.
-            labels += [label for label in own if label not in labels]
-            told = np.array([labels.index(label) for label in own])
-            told = told[_classify(folder, examples, own)]
+        own_labels, labels = _classes_of(AutoConfig.from_pretrained(folder)), list(stats.labels)
+        if {*own_labels} & {*labels}:
+            # Classes that no longer exist are wrong answers, as they would be in service.
+            labels += [label for label in own_labels if label not in labels]
+            predictions = np.array([labels.index(label) for label in own_labels])
+            predictions = predictions[_classify(folder, examples, own_labels)]
         else:
-            told = np.full(len(truth), int(np.argmax(stats.label_counts)))
+            predictions = np.full(len(truth), int(np.argmax(stats.label_counts)))
         count = len(labels)
         confusion = np.zeros((count, count), np.int64)
-        np.add.at(confusion, (truth, told), 1)
-        given = [example.input_tokens for example in examples[:SHOWN]]
-        named = [labels[label] for label in told[:SHOWN]]
+        np.add.at(confusion, (truth, predictions), 1)
+        inputs = [example.input_tokens for example in examples[:SHOWN]]
+        names = [labels[label] for label in predictions[:SHOWN]]
         return ExampleScores(
-            {"accuracy": (truth == told).astype(float)},
+            {"accuracy": (truth == predictions).astype(float)},
             {"macro_f1": macro_f1(confusion)},
-            samples(read_tokenizer(folder), examples, given, named),
+            samples(read_tokenizer(folder), examples, inputs, names),
             {"labels": labels, "confusion": confusion.tolist()},
         )
 
@@ -161,9 +162,9 @@ class ClassScorer(Scorer):
 def macro_f1(confusion: np.ndarray) -> float:
     """The mean F1 score of the classes that occur or are told, by counts of shape (classes,
     classes): by true class and class told."""
-    both = confusion.sum(axis=0) + confusion.sum(axis=1)
-    occurring = both > 0
-    return float((2 * np.diag(confusion)[occurring] / both[occurring]).mean())
+    totals = confusion.sum(axis=0) + confusion.sum(axis=1)
+    occurring = totals > 0
+    return float((2 * np.diag(confusion)[occurring] / totals[occurring]).mean())
 
 
 @torch.inference_mode()
@@ -171,7 +172,7 @@ def _classify(folder: Path, examples: Documents, labels: list[str]) -> np.ndarra
     """The most likely of the model's own classes for each example: int64, shape (examples,)."""
     network = load_classifier(folder, labels, 0, None).network
     as_served(network.eval().to(local_device()))
-    told = np.empty(len(examples), np.int64)
+    predictions = np.empty(len(examples), np.int64)
     for first in range(0, len(examples), BATCH_EXAMPLES):
         inputs = [torch.from_numpy(e.input_tokens) for e in examples[first:][:BATCH_EXAMPLES]]
         tokens = pad_sequence(inputs, batch_first=True).to(local_device())
@@ -179,10 +180,10 @@ def _classify(folder: Path, examples: Documents, labels: list[str]) -> np.ndarra
         logits = network.classify(tokens, is_input.to(local_device()))
         if not logits.isfinite().all():
             raise UserError(f"The model in {folder} answers with numbers that are not finite.")
-        told[first : first + len(inputs)] = logits.argmax(dim=1).cpu().numpy()
-    return told
+        predictions[first : first + len(inputs)] = logits.argmax(dim=1).cpu().numpy()
+    return predictions
 
 
 def classes(settings: ClassificationSettings) -> Objective:
-    """To tell the class of a text."""
+    """The objective of predicting the class of a text."""
     return Objective(load, read_examples, scorer=ClassScorer())

@@ -1,4 +1,4 @@
-"""Hidden tokens of a text, told by an encoder from those around them on both sides."""
+"""Masked language modeling: an encoder predicts hidden tokens from those on both sides."""
 
 import hashlib
 import math
@@ -34,8 +34,8 @@ SAME_LOSS = 1e-4
 HIDDEN = -1
 """Stands for the mask token, whose id the model knows."""
 MASKED_SHARE, SHOWN_AS_MASK, SHOWN_AS_ANY = 0.15, 0.8, 0.1
-"""Of all tokens, those to be told; of those, shown as the mask token, and as a random one (Devlin
-et al., "BERT", 2019)."""
+"""Of all tokens, the share to predict; of these, the shares shown as the mask token and as a random
+one (Devlin et al., "BERT", 2019)."""
 MASK_SEED = 0x2B7E151628AED2A6
 
 
@@ -44,8 +44,8 @@ def read_masked(
 ) -> EncoderBatch:
     """Read rows and hide some of their tokens, which are the targets at their own places.
 
-    They are drawn by the samples of the run, so that a row that is read again shows others, or else
-    by the row numbers. Raises as `read_rows`.
+    Which tokens are hidden depends on a row's sample number in the run, so that a row that is read
+    again hides others; without samples, on the row's own number. Raises as `read_rows`.
     """
     batch = read_batch(shards, rows)
     drawn = [
@@ -54,43 +54,42 @@ def read_masked(
             batch.tokens.numpy(), rows if samples is None else samples, strict=True
         )
     ]
-    shown, targets = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
+    inputs, targets = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
     padding = batch.segments == PADDING_SEGMENT
     targets = targets.masked_fill(padding, IGNORED)
-    return EncoderBatch(shown, targets, batch.positions, batch.segments)
+    return EncoderBatch(inputs, targets, batch.positions, batch.segments)
 
 
 def hide(tokens: np.ndarray, stats: ShardStats, sample: int) -> tuple[np.ndarray, np.ndarray]:
-    """What is shown of some tokens and what is to be told, both int64; at least one is.
-
-    Tokens that begin and end texts always stay.
-    """
+    """Tokens as they are shown and the targets among them, both int64; at least one is a target."""
     tokens = tokens.astype(np.int64)
-    draw, how, other = np.random.default_rng((MASK_SEED, sample)).random((3, len(tokens)))
+    draw, how, replacement = np.random.default_rng((MASK_SEED, sample)).random((3, len(tokens)))
     ends = [token for token in (stats.start_token_id, stats.end_token_id) if token is not None]
+    # The tokens that begin and end a text are never hidden.
     draw[np.isin(tokens, ends)] = np.inf
-    chosen = draw < max(MASKED_SHARE, np.nextafter(draw.min(), 1))
-    shown = tokens.copy()
-    shown[chosen & (how < SHOWN_AS_MASK)] = HIDDEN
-    at_random = chosen & (how >= SHOWN_AS_MASK) & (how < SHOWN_AS_MASK + SHOWN_AS_ANY)
-    shown[at_random] = (other[at_random] * stats.vocab_size).astype(np.int64)
-    return shown, np.where(chosen, tokens, IGNORED)
+    # In a short text all draws may be above the share; then the lowest one is hidden.
+    is_target = draw < max(MASKED_SHARE, np.nextafter(draw.min(), 1))
+    inputs = tokens.copy()
+    inputs[is_target & (how < SHOWN_AS_MASK)] = HIDDEN
+    at_random = is_target & (how >= SHOWN_AS_MASK) & (how < SHOWN_AS_MASK + SHOWN_AS_ANY)
+    inputs[at_random] = (replacement[at_random] * stats.vocab_size).astype(np.int64)
+    return inputs, np.where(is_target, tokens, IGNORED)
 
 
 def lay_out(texts: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
     """A batch of texts as `hide` gives them, one each row, as wide as the longest."""
-    lengths = np.array([len(shown) for shown, _ in texts])
+    lengths = np.array([len(inputs) for inputs, _ in texts])
     shape = (len(texts), int(lengths.max()))
     tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED)
-    for number, (shown, wanted) in enumerate(texts):
-        tokens[number, : len(shown)], targets[number, : len(shown)] = shown, wanted
+    for number, (inputs, labels) in enumerate(texts):
+        tokens[number, : len(inputs)], targets[number, : len(inputs)] = inputs, labels
     positions = np.broadcast_to(np.arange(shape[1]), shape).copy()
     segments = np.where(positions < lengths[:, None], 0, PADDING_SEGMENT)
     return Batch(*map(torch.from_numpy, (tokens, targets, positions, segments)))
 
 
 def one_text_each_row(batch: Batch) -> Batch:
-    """The same texts in the same order, each in a row of its own; as it is where it holds none."""
+    """The same texts in the same order, each in a row of its own; a batch without text as it is."""
     is_text = batch.segments != PADDING_SEGMENT
     if not is_text.any():
         return batch
@@ -99,9 +98,9 @@ def one_text_each_row(batch: Batch) -> Batch:
     shape = (int(rows[-1]) + 1, int(places.max()) + 1)
 
     def moved(values: torch.Tensor, elsewhere: int) -> torch.Tensor:
-        found = values.new_full(shape, elsewhere)
-        found[rows, places] = values[is_text]
-        return found
+        result = values.new_full(shape, elsewhere)
+        result[rows, places] = values[is_text]
+        return result
 
     return Batch(
         moved(batch.tokens, 0),
@@ -112,14 +111,15 @@ def one_text_each_row(batch: Batch) -> Batch:
 
 
 class MaskedNetwork(causal_model.ExampleNetwork):
-    """An encoder that tells hidden tokens."""
+    """An encoder that predicts hidden tokens."""
 
     def __init__(self, inner: nn.Module, mask_token: int) -> None:
         super().__init__(inner)
         self._mask_token = mask_token
         self._first_position = first_position(self.inner.config.to_dict())
         self._hidden: torch.Tensor | None = None
-        """Where tokens are hidden, whose logits alone are worth their large matrix product."""
+        """Where tokens are hidden. Only their logits are computed, as the product with the output
+        matrix is large."""
         self.inner.get_output_embeddings().register_forward_pre_hook(
             lambda module, args: args if self._hidden is None else (args[0][self._hidden],)
         )
@@ -148,9 +148,9 @@ class MaskedNetwork(causal_model.ExampleNetwork):
                 mask = document_blocks(segments, is_causal=False)
             positions = batch.positions + self._first_position
             arguments = {"attention_mask": mask, "position_ids": positions}
-        shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
+        input_ids = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
         pad = self.inner.config.pad_token_id or 0
-        return self.inner(input_ids=shown.masked_fill(~is_text, pad), **arguments).logits
+        return self.inner(input_ids=input_ids.masked_fill(~is_text, pad), **arguments).logits
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of the hidden tokens in nats, summed."""
@@ -162,8 +162,8 @@ class MaskedNetwork(causal_model.ExampleNetwork):
 
     @torch.no_grad()
     def try_packed_rows(self, row_length: int) -> None:
-        """Find out by a row of two texts whether the model, in float32, keeps them apart; a window
-        of attention shows only in rows as long as those to come."""
+        """Find out, in float32, whether the model keeps two texts apart in one row. The row is as
+        long as those to come, because a window of attention shows only then."""
         config, device = self.inner.config, self.head_weight.device
         places = torch.arange(row_length, device=device)
         cut = row_length * 3 // 4
@@ -179,7 +179,8 @@ class MaskedNetwork(causal_model.ExampleNetwork):
                 return
 
     def _agrees(self, batch: Batch, apart: torch.Tensor) -> bool:
-        """Whether tokens of one packed batch cost what they cost apart; then it is the form."""
+        """Whether each token has the loss in a packed batch that it has apart; if so, rows are
+        packed from now on."""
         self.reads_packed_rows = True
         try:
             together = self.losses(batch)
@@ -235,17 +236,17 @@ class MaskedScorer(Scorer):
                 for start in range(0, len(example.tokens), stats.sequence_length)
             )
         ]
-        bits, told = np.zeros(len(examples)), np.zeros(len(examples))
+        bits, token_counts = np.zeros(len(examples)), np.zeros(len(examples))
         for first in range(0, len(windows), BATCH_TEXTS):
             numbers, *texts = zip(*windows[first : first + BATCH_TEXTS], strict=True)
             batch = lay_out(list(zip(*texts, strict=True)))
             losses = network.losses(batch.to(local_device())).double().cpu().numpy()
             counts = (batch.targets != IGNORED).sum(dim=1).numpy()
             np.add.at(bits, np.repeat(numbers, counts), losses / math.log(2))
-            np.add.at(told, list(numbers), counts)
+            np.add.at(token_counts, list(numbers), counts)
         return ExampleScores(
-            {self.metric.name: bits / told},
-            {"perplexity": float(2.0 ** (bits.sum() / told.sum()))},
+            {self.metric.name: bits / token_counts},
+            {"perplexity": float(2.0 ** (bits.sum() / token_counts.sum()))},
         )
 
 
@@ -255,7 +256,7 @@ def _sample(document: str, part: int) -> int:
 
 
 def hidden_tokens(settings: MaskedLanguageModelingSettings) -> Objective:
-    """To tell hidden tokens."""
+    """The objective of predicting hidden tokens."""
     return Objective(
         lambda spec: load_masked(Path(spec.base_model_folder)), read_masked, _check, MaskedScorer()
     )

@@ -27,9 +27,9 @@ def precision() -> Precision:
 
 
 def load_causal(folder: Path) -> Any:
-    """A causal language model, ready to be asked, with what bfloat16 keeps of its weights in
-    float32: an endpoint has no more of them, whatever its processor computes in, and small steps of
-    training are lost in it. Raises UserError."""
+    """A causal language model to measure, its weights rounded to bfloat16 but held in float32. An
+    endpoint has no more of them, whatever its processor computes in, and small steps of training
+    are lost in the rounding. Raises UserError."""
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
@@ -60,15 +60,16 @@ def generate(
     Prompts of about one length share a batch. A causal model ends where its positions do, beyond
     which some fail and none was trained.
     """
-    # A causal model goes on from the last place, so its padding stands before.
+    # A causal model continues at the last place, so padding goes to the left of the prompt.
     is_causal = not model.config.is_encoder_decoder
     side, padding = "left" if is_causal else "right", options.get("pad_token_id", 0)
     positions = context_tokens(model.config.get_text_config().to_dict()) if is_causal else None
 
     def room(number: int) -> int:
-        left = max_new_tokens if positions is None else positions - len(prompts[number])
-        return min(left, max_new_tokens)
+        available = max_new_tokens if positions is None else positions - len(prompts[number])
+        return min(available, max_new_tokens)
 
+    # Ordered by length, prompts that leave the same room are neighbors, as `groupby` needs them.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     together = [
         (new_tokens, numbers[first : first + at_once])
@@ -76,11 +77,11 @@ def generate(
         for first in range(0, len(numbers), at_once)
         if new_tokens > 0
     ]
-    written = [""] * len(prompts)
+    results = [""] * len(prompts)
     for new_tokens, numbers in together:
-        given = [torch.from_numpy(prompts[number]) for number in numbers]
-        tokens = pad_sequence(given, True, padding, side).to(model.device)
-        mask = pad_sequence([torch.ones_like(one) for one in given], True, 0, side)
+        inputs = [torch.from_numpy(prompts[number]) for number in numbers]
+        tokens = pad_sequence(inputs, True, padding, side).to(model.device)
+        mask = pad_sequence([torch.ones_like(prompt) for prompt in inputs], True, 0, side)
         outputs = model.generate(
             tokens,
             attention_mask=mask.to(model.device),
@@ -92,8 +93,8 @@ def generate(
             outputs = outputs[:, tokens.shape[1] :]
         texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
         for number, text in zip(numbers, texts, strict=True):
-            written[number] = text
-    return written
+            results[number] = text
+    return results
 
 
 def complete(
@@ -109,12 +110,13 @@ def complete(
         else document.tokens[: int(np.argmax(document.is_target))]
         for document in documents
     ]
-    written = generate(model, tokenizer, prompts, settings.new_tokens, at_once=1)
-    return samples(tokenizer, documents, prompts, written)
+    texts = generate(model, tokenizer, prompts, settings.new_tokens, at_once=1)
+    return samples(tokenizer, documents, prompts, texts)
 
 
 REPORT_SECONDS = 5.0
 LOSS_TOKENS = 64
+"""Tokens whose logits are in float32 at once; few enough for a processor's cache."""
 
 
 class Window(NamedTuple):
@@ -172,12 +174,13 @@ def document_bits(
         inputs, targets = (part.to(device) for part in _tensors(batch, documents))
         logits = model(input_ids=inputs, use_cache=False).logits
         sums = _losses(logits, targets).double().sum(dim=1).cpu().numpy() / math.log(2)
+        # Not `+=`, which would count one of several windows of the same document.
         np.add.at(bits, [window.document for window in batch], sums)
         done += sum(window.length for window in batch)
         if monotonic() - reported > REPORT_SECONDS and done < total:
             reported = monotonic()
-            left = (reported - started) * (total - done) / done
-            report(f"{done:,} of {total:,} tokens, about {left:.0f} s to go")
+            seconds = (reported - started) * (total - done) / done
+            report(f"{done:,} of {total:,} tokens, about {seconds:.0f} s to go")
     return bits
 
 
@@ -187,8 +190,8 @@ def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits.flatten(0, 1).split(LOSS_TOKENS), targets.flatten().split(LOSS_TOKENS), strict=True
     )
     losses = [
-        functional.cross_entropy(part.float(), wanted, ignore_index=-100, reduction="none")
-        for part, wanted in parts
+        functional.cross_entropy(part.float(), target, ignore_index=-100, reduction="none")
+        for part, target in parts
     ]
     return torch.cat(losses).view_as(targets)
 
@@ -201,9 +204,9 @@ def _tensors(batch: Sequence[Window], documents: Documents) -> tuple[torch.Tenso
     inputs, targets = [], []
     for window in batch:
         document, end = documents[window.document], window.start + window.length
-        wanted = document.tokens[window.start + 1 : end + 1]
+        labels = document.tokens[window.start + 1 : end + 1]
         if document.is_target is not None:
-            wanted = np.where(document.is_target[window.start + 1 : end + 1], wanted, -100)
+            labels = np.where(document.is_target[window.start + 1 : end + 1], labels, -100)
         inputs.append(torch.from_numpy(document.tokens[window.start : end]))
-        targets.append(torch.from_numpy(wanted))
+        targets.append(torch.from_numpy(labels))
     return pad_sequence(inputs, True), pad_sequence(targets, True, -100)

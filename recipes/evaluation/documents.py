@@ -18,6 +18,7 @@ from artifacts.storage.files import sha256_of
 from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"
+# The first round measures a quarter of the tokens, the second a half.
 ROUND_PARTS = (4, 2)
 
 
@@ -62,7 +63,7 @@ def held_out_documents(
 ) -> list[TokenizedDocument]:
     """Documents of a split (`list_documents`), in the order of a hash of their cluster.
 
-    Clusters come one after another until the settings' limits are reached, so a smaller limit takes
+    Cluster after cluster is taken until the settings' limits are reached, so a smaller limit takes
     a subset of what a larger one takes. Only what is taken is read.
     """
     limit, least = settings.held_out_tokens, settings.minimum_documents
@@ -106,7 +107,7 @@ def _read(
     # Examples have been cut to a length already.
     cut = None if has_targets else settings.document_tokens
     sizes = listed["tokens"].to_numpy()
-    chosen = listed.take(
+    selection = listed.take(
         choose(
             listed["cluster"].to_pylist(),
             listed["id"].to_pylist(),
@@ -116,10 +117,10 @@ def _read(
             at_least,
         )
     )
-    read = read_tokens(shards, chosen)
-    targets = read_tokens(shards, chosen, "targets") if has_targets else [None] * len(read)
+    arrays = read_tokens(shards, selection)
+    targets = read_tokens(shards, selection, "targets") if has_targets else [None] * len(arrays)
     documents = []
-    for record, tokens, marks in zip(chosen.to_pylist(), read, targets, strict=True):
+    for record, tokens, marks in zip(selection.to_pylist(), arrays, targets, strict=True):
         document = TokenizedDocument(
             id=record["id"],
             cluster=record["cluster"],
@@ -131,8 +132,9 @@ def _read(
         )
         # What is measured of it may be less than the whole: its first tokens, or its answers.
         if len(tokens) > len(document.tokens) or shards.stats.form == "conversations":
-            told = document.target_tokens.tolist()
-            text = tokenizer.decode(told, skip_special_tokens=True).encode()
+            target_ids = document.target_tokens.tolist()
+            text = tokenizer.decode(target_ids, skip_special_tokens=True).encode()
+            # At least one, since scores are divided by the sum of these sizes.
             document = replace(document, bytes=max(1, len(text)))
         documents.append(document)
     return documents
@@ -190,6 +192,7 @@ def choose(
     ends = np.cumsum(sizes[ordered])
     _, first_of_cluster = np.unique(np.asarray(clusters)[ordered], return_index=True)
     independent = np.sort(first_of_cluster)[:at_least]
+    # The document that reaches the limit is taken, too, and more where clusters are lacking.
     return ordered[: max(int(np.searchsorted(ends, limit)), int(independent[-1])) + 1]
 
 
@@ -207,7 +210,7 @@ def digest(documents: Documents) -> str:
 def check_tokenizer(folder: Path, stats: ShardStats) -> None:
     """Raise UserError where a model's tokenizer is another than the one behind the shards.
 
-    It would find other bits for the same tokens, and they would mean nothing.
+    The shards' token ids would be other text to it, so its bits would mean nothing.
     """
     path = folder / "tokenizer.json"
     if path.exists() and sha256_of(str(path)) != stats.tokenizer_sha256:

@@ -45,15 +45,15 @@ def read_questions(exam: Path) -> list[dict[str, Any]]:
 
 def write_exam_tasks(questions: Sequence[dict[str, Any]], folder: Path) -> list[str]:
     """Write a task of lm-eval for each condition that the questions have; returns their names."""
-    asked = [question for question in questions if not question["placebo"]]
+    facts = [question for question in questions if not question["placebo"]]
     conditions = {
-        CLOSED_BOOK: [(question, "") for question in asked],
-        RETRIEVAL: [(question, f"{question['retrieved']['text']}\n\n") for question in asked],
-        PASSAGE: [(question, f"{question['passage']['text']}\n\n") for question in asked],
+        CLOSED_BOOK: [(question, "") for question in facts],
+        RETRIEVAL: [(question, f"{question['retrieved']['text']}\n\n") for question in facts],
+        PASSAGE: [(question, f"{question['passage']['text']}\n\n") for question in facts],
         PLACEBO: [(question, "") for question in questions if question["placebo"]],
     }
-    written = {task: of_task for task, of_task in conditions.items() if of_task}
-    for task, of_task in written.items():
+    tasks = {task: of_task for task, of_task in conditions.items() if of_task}
+    for task, of_task in tasks.items():
         rows = [
             {
                 "document": question["id"],
@@ -66,7 +66,7 @@ def write_exam_tasks(questions: Sequence[dict[str, Any]], folder: Path) -> list[
             for question, context in of_task
         ]
         write_task(task, rows, folder)
-    return list(written)
+    return list(tasks)
 
 
 def prompts_of(
@@ -77,16 +77,16 @@ def prompts_of(
 
     Each is tokenized as text of the shards, its end token being where the answer begins.
     """
-    asked = [question for question in questions if not question["placebo"]]
-    chosen: list[dict[str, Any]] = []
-    while asked and len(chosen) < count:
-        subjects, relations = (Counter(q[of] for q in chosen) for of in ("subject", "relation"))
+    candidates = [question for question in questions if not question["placebo"]]
+    selection: list[dict[str, Any]] = []
+    while candidates and len(selection) < count:
+        subjects, relations = (Counter(q[of] for q in selection) for of in ("subject", "relation"))
         # Another relation each time shows more than the same one about all subjects.
-        rarest = min(asked, key=lambda q: (subjects[q["subject"]], relations[q["relation"]]))
-        chosen.append(rarest)
-        asked.remove(rarest)
-    read = [tokenized(q["id"], q["question"], tokenizer, stats) for q in chosen]
-    return [replace(q, is_target=np.arange(len(q.tokens)) == len(q.tokens) - 1) for q in read]
+        rarest = min(candidates, key=lambda q: (subjects[q["subject"]], relations[q["relation"]]))
+        selection.append(rarest)
+        candidates.remove(rarest)
+    prompts = [tokenized(q["id"], q["question"], tokenizer, stats) for q in selection]
+    return [replace(q, is_target=np.arange(len(q.tokens)) == len(q.tokens) - 1) for q in prompts]
 
 
 def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | None:
@@ -101,7 +101,7 @@ def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | No
         beyond it was shown, the base can read, and there are facts enough), `sentence` for people.
     """
     shares = {
-        role: {one.task: one for one in of_role if one.task in EXAM_TASKS and one.metric == METRIC}
+        role: {s.task: s for s in of_role if s.task in EXAM_TASKS and s.metric == METRIC}
         for role, of_role in tasks.items()
     }
     base, candidate = shares.get("base", {}), shares.get("candidate", {})
@@ -145,5 +145,5 @@ def _sentence(facts: int, learnt: Interval, beyond: Interval, reads: bool) -> st
 
 
 def _points(share: Interval) -> str:
-    value, low, high = (f"{100 * one:+.0f}" for one in (share.value, share.low, share.high))
+    value, low, high = (f"{100 * figure:+.0f}" for figure in (share.value, share.low, share.high))
     return f"{value} points (95% interval {low} to {high})"

@@ -65,6 +65,7 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
                 num_fewshot=task.shots,
                 limit=task.limit,
                 task_manager=manager,
+                # Intervals are those of `recipes.evaluation.statistics`, without resampling.
                 bootstrap_iters=0,
                 log_samples=True,
                 random_seed=SEED,
@@ -128,38 +129,38 @@ def _scores(task: str, results: dict[str, Any]) -> list[TaskScores]:
         for (metric, name), so_far in means.items():
             of_part = [s[metric] for s in samples if s["filter"] == name and metric in s["metrics"]]
             if of_part:
-                told = results["results"][part].get(f"{metric},{name}")
-                means[metric, name] = so_far and _is_mean(of_part, told)
+                figure = results["results"][part].get(f"{metric},{name}")
+                means[metric, name] = so_far and _is_mean(of_part, figure)
     scores = []
     for (metric, name), is_mean in means.items():
         # A task such as gsm8k scores each answer once for each way to read it.
-        called = f"{metric}_{name.replace('-', '_')}" if len(by_filter) > 1 else metric
+        label = f"{metric}_{name.replace('-', '_')}" if len(by_filter) > 1 else metric
         samples = [sample for sample in by_filter[name] if metric in sample["metrics"]]
-        told = results["results"].get(task, {}).get(f"{metric},{name}")
-        is_told = isinstance(told, int | float)
+        figure = results["results"].get(task, {}).get(f"{metric},{name}")
+        has_figure = isinstance(figure, int | float)
         # A group may weigh its parts otherwise than by their samples.
-        if not is_mean or (is_told and not _is_mean([one[metric] for one in samples], told)):
-            if is_told:
-                scores.append(TaskScores(task, called, [], [], np.empty(0), [], float(told)))
+        if not is_mean or (has_figure and not _is_mean([row[metric] for row in samples], figure)):
+            if has_figure:
+                scores.append(TaskScores(task, label, [], [], np.empty(0), [], float(figure)))
             continue
         documents = [str(s["doc"].get("document", s["doc_id"])) for s in samples]
         clusters = [str(s["doc"].get("cluster", s["doc_id"])) for s in samples]
-        chosen = [_likeliest(sample["filtered_resps"]) for sample in samples]
+        choices = [_likeliest(sample["filtered_resps"]) for sample in samples]
         values = np.array([float(sample[metric]) for sample in samples])
-        scores.append(TaskScores(task, called, documents, clusters, values, chosen))
+        scores.append(TaskScores(task, label, documents, clusters, values, choices))
     return scores
 
 
-def _is_mean(values: Sequence[Any], told: Any) -> bool:
+def _is_mean(values: Sequence[Any], figure: Any) -> bool:
     """Whether lm-eval's figure is the mean of the samples' values."""
-    if not all(isinstance(value, int | float) for value in [*values, told]):
+    if not all(isinstance(value, int | float) for value in [*values, figure]):
         return False
-    return bool(np.isclose(np.mean(values), told, equal_nan=True))
+    return bool(np.isclose(np.mean(values), figure, equal_nan=True))
 
 
 def _likeliest(answers: Sequence[Any]) -> int | None:
     """Of choices, each with its log-likelihood, the place of the likeliest."""
-    if not all(isinstance(one, list | tuple) and len(one) == 2 for one in answers):
+    if not all(isinstance(answer, list | tuple) and len(answer) == 2 for answer in answers):
         return None
     return int(np.argmax([likelihood for likelihood, _ in answers]))
 
@@ -192,8 +193,8 @@ metadata:
 def write_task(name: str, questions: Sequence[dict[str, object]], folder: Path) -> None:
     """Write questions, each with `context`, `choices` and `answer`, as one of lm-eval's tasks.
 
-    What the library that reads them copies of them lies beside them, and goes with them: they may
-    hold text that is forgotten one day.
+    The library that reads them keeps copies, in a folder beside them so that both are removed
+    together: they may hold text that is forgotten one day.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.absolute() / f"{name}.jsonl"

@@ -74,10 +74,10 @@ def measure(
     """One model's scores on all of the data; raises UserError where the model cannot be read, or
     its tokenizer is not the data's."""
     key = scores_key(data, source, scorer)
-    known = read_cached(spec.cache, key) if spec.cache else None
-    if known is not None:
+    content = read_cached(spec.cache, key) if spec.cache else None
+    if content is not None:
         report(f"{role}: measured before on the same data")
-        return _read_scores(bytes(known))
+        return _read_scores(bytes(content))
     report(f"{role}: loading {source.path}")
     check_tokenizer(Path(source.path), spec.shard_stats)
     scores = (
@@ -93,15 +93,16 @@ def measure(
 def _scored_examples(
     scorer: Scorer, folder: Path, role: str, data: Data, spec: EvaluationSpec, report: Report
 ) -> Scores:
-    found = {
+    results = {
+        # General text is measured in bits where the scorer's metric does not apply to it.
         task: scorer.score(folder, documents, spec.shard_stats)
         if scorer.metric.of(task) == scorer.metric
         else ExampleScores({BITS_PER_BYTE.name: _text_bits(folder, documents, spec)})
         for task, documents in data.tasks.items()
     }
-    decisive = {task: scorer.metric.of(task) for task in found}
-    values = {task: found[task].values[metric.name] for task, metric in decisive.items()}
-    others = [
+    decisive = {task: scorer.metric.of(task) for task in results}
+    values = {task: results[task].values[metric.name] for task, metric in decisive.items()}
+    other_scores = [
         TaskScores(
             task,
             name,
@@ -111,19 +112,20 @@ def _scored_examples(
             [None] * len(documents),
         )
         for task, documents in data.tasks.items()
-        for name, scores in found[task].values.items()
+        for name, scores in results[task].values.items()
         if name != decisive[task].name
     ]
     for task, of_task in values.items():
         mean = of_task.sum() / sizes(data.tasks[task], decisive[task]).sum()
         report(f"{role}: {decisive[task].unit} {mean:.4f} on {len(of_task)} {task} examples")
-    figures = {f"{task}_{name}": v for task in found for name, v in found[task].figures.items()}
-    main = found[spec.split]
-    return Scores(values, main.samples, others, figures, main.details)
+    figures = {f"{task}_{name}": v for task in results for name, v in results[task].figures.items()}
+    main = results[spec.split]
+    return Scores(values, main.samples, other_scores, figures, main.details)
 
 
 def _text_bits(folder: Path, texts: Documents, spec: EvaluationSpec) -> np.ndarray:
-    """Bits of general text under a model whose examples are scored, in rows as it was taught."""
+    """Bits of general text under a model that is otherwise scored on examples, in rows as long as
+    it was taught."""
     model = load_causal(folder)
     stats = spec.shard_stats
     length = spec.recipe.longest_input(stats.sequence_length) or stats.sequence_length
@@ -150,7 +152,7 @@ def _measured_bits(
     figures = {}
     if spec.shard_stats.form == "conversations":
         predicted = sum(document.predicted for document in data.tasks[spec.split])
-        # Infinite for a model beyond all bounds, which is a verdict and no error.
+        # Infinite for a hopeless model: that is for the gate to judge, and no error.
         with np.errstate(over="ignore"):
             perplexity = float(np.exp2(bits[spec.split].sum() / predicted))
         figures[f"{spec.split}_perplexity"] = perplexity
@@ -175,8 +177,8 @@ def _written(
         report(f"{role}: answering {', '.join(task.name for task in data.lm_eval_tasks)}")
         lm = SharedContextLM(model, tokenizer, settings.batch_tokens)
         scored = run_tasks(lm, data.lm_eval_tasks, data.task_folders)
-    for one in scored:
-        report(f"{role}: {one.task} {one.metric} {one.value:.4f}")
+    for score in scored:
+        report(f"{role}: {score.task} {score.metric} {score.value:.4f}")
     return samples, scored
 
 
@@ -195,10 +197,10 @@ def scores_key(data: Data, source: ModelSource, scorer: Scorer | None = None) ->
 
 
 def _read_scores(content: bytes) -> Scores:
-    found = json.loads(content)
-    values = {task: np.array(of_task, float) for task, of_task in found["values"].items()}
-    tasks = [TaskScores(**one | {"values": np.array(one["values"])}) for one in found["tasks"]]
-    return Scores(values, found["samples"], tasks, found["figures"], found["details"])
+    fields = json.loads(content)
+    values = {task: np.array(of_task, float) for task, of_task in fields["values"].items()}
+    tasks = [TaskScores(**item | {"values": np.array(item["values"])}) for item in fields["tasks"]]
+    return Scores(values, fields["samples"], tasks, fields["figures"], fields["details"])
 
 
 def to_json(content: Any) -> bytes:
@@ -207,7 +209,8 @@ def to_json(content: Any) -> bytes:
 
 
 NEWEST = "_newest"
-"""Ends the name of the newest slice by itself: what was learnt of the text that arrived last."""
+"""Suffix of the task that measures the newest slice alone: what was learned of the text that
+arrived last."""
 
 
 def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None) -> dict[str, Any]:
@@ -246,6 +249,7 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
     pq.write_table(score_table(data, scores), output / SCORES_NAME)
     if any(of_role.tasks for of_role in scores.values()):
         pq.write_table(task_table(scores), output / TASK_SCORES_NAME)
+    # The questions hold text of the corpus, which `forget` would have to find here.
     files.remove(output / QUESTION_FOLDER)
     samples = {role: of_role.samples for role, of_role in scores.items()}
     files.write(output / SAMPLES_NAME, to_json(samples))
@@ -256,20 +260,23 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
 def _measure_until_decided(
     spec: EvaluationSpec, report: Report, scorer: Scorer | None
 ) -> tuple[Data, dict[str, Scores], dict[str, str]]:
-    """Round after round until the spec's question is answered: all data measured, scores, faults.
+    """Measure round after round until the spec's question is answered; returns all data, scores,
+    faults.
 
-    Where no answer comes, the whole budget is measured; without a question, at once.
+    Without an answer, the whole budget is measured; without a question, in one round.
     """
     data = read_data(spec, scorer)
     scores, faults = _measure_models(data, spec, report, scorer)
     while data.later and not faults:
         if spec.question and _is_answered(spec.question, data, scores):
             break
-        more, rounds = data.next_round(), data.rounds
+        next_data, rounds = data.next_round(), data.rounds
         report(f"The verdict is open: round {rounds.measured + 1} of {rounds.planned}")
-        added, faults = _measure_models(more, spec, report, scorer)
+        added, faults = _measure_models(next_data, spec, report, scorer)
         if not faults:
-            data = data.with_round(more)
+            # A round in which a model failed does not count, so all scores are of the same
+            # documents.
+            data = data.with_round(next_data)
             scores = {role: scores[role].with_round(added[role]) for role in scores}
     return data, scores, faults
 
@@ -293,6 +300,7 @@ def _measure_models(
 ) -> tuple[dict[str, Scores], dict[str, str]]:
     """Scores by role, and why a candidate or incumbent has none."""
     tokens = sum(map(_count_tokens, data.tasks.values()))
+    # Reversed, so that a model with several roles goes by the first of them.
     distinct = {source.fingerprint: role for role, source in reversed(_sources(spec))}
     report(f"Measuring {' and '.join(reversed(distinct.values()))} on {tokens:,} tokens")
     measured: dict[str, Scores] = {}
@@ -324,14 +332,14 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     settings = spec.settings
     tokenizer = read_tokenizer(Path(spec.base.path))
     shards = ShardSet(spec.shards, spec.shard_stats, spec.split)
-    # Of those that were not forgotten.
-    listed = list_documents(shards)
-    if not len(listed):
+    # Forgotten documents are not among them.
+    table = list_documents(shards)
+    if not len(table):
         raise UserError(
             f"All {spec.split} text in {spec.shards} was forgotten. Give the corpus more text, and "
             f"make the shards again with: {make_command('tokenized_shards')}"
         )
-    budget = held_out_documents(shards, listed, tokenizer, settings)
+    budget = held_out_documents(shards, table, tokenizer, settings)
     metric = BITS_PER_BYTE
     if scorer:
         metric = scorer.metric
@@ -345,7 +353,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         tasks[GENERAL_TASK] = general_documents(
             tokenizer, spec.shard_stats, settings.general_tokens, settings.seed
         )
-    if newest := newest_documents(shards, listed, tokenizer, settings):
+    if newest := newest_documents(shards, table, tokenizer, settings):
         tasks[f"{spec.split}{NEWEST}"] = newest
     task_folders = [Path(settings.task_folder)] if settings.task_folder else []
     lm_eval_tasks = settings.lm_eval_tasks
@@ -353,7 +361,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     if spec.exam:
         questions = read_questions(Path(spec.exam))
         task_folders.append(folder := Path(spec.output) / QUESTION_FOLDER)
-        lm_eval_tasks += [TaskSettings(name=one) for one in write_exam_tasks(questions, folder)]
+        lm_eval_tasks += [TaskSettings(name=name) for name in write_exam_tasks(questions, folder)]
         prompts = prompts_of(questions, tokenizer, spec.shard_stats, settings.generation.samples)
     identity = {
         "code_version": CODE_VERSION,
@@ -363,7 +371,8 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         "scorer": scorer.identity if scorer else None,
         "data": {task: digest(documents) for task, documents in tasks.items()}
         | digest_tasks(lm_eval_tasks, task_folders)
-        # Scores of before mixed the filters of a task that has several.
+        # Only with tasks: earlier scores mixed up the filters of a task and must not be found
+        # again; all other evaluations keep their fingerprint.
         | ({"filters": "apart"} if settings.lm_eval_tasks else {}),
     }
     return Data(
@@ -373,7 +382,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         lm_eval_tasks=lm_eval_tasks,
         metric=metric,
         fingerprint=hash_json(identity),
-        share=len(budget) / len(listed),
+        share=len(budget) / len(table),
         later=tuple(later),
         planned=len(rounds),
     )

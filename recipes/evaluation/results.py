@@ -120,6 +120,7 @@ class Data:
         return replace(
             self,
             tasks=self.tasks | {HELD_OUT_TASK: held_out},
+            # It covers this round as well, see `next_round`.
             fingerprint=added.fingerprint,
             later=added.later,
         )
@@ -148,27 +149,27 @@ class Scores:
 
 def metrics(data: Data, scores: dict[str, Scores]) -> dict[str, dict[str, dict[str, float | None]]]:
     """Metric name to role to value with its 95% interval."""
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    result: dict[str, dict[str, dict[str, float | None]]] = {}
     for role, of_role in scores.items():
-        told: dict[str, Interval] = {}
+        intervals: dict[str, Interval] = {}
         for task, documents in data.tasks.items():
             metric, values = data.metric.of(task), of_role.values[task]
             clusters = np.array([document.cluster for document in documents])
-            told[f"{task}_{metric.name}"] = (
+            intervals[f"{task}_{metric.name}"] = (
                 interval(values, sizes(documents, metric), clusters)
                 if metric.is_bits
                 else mean_interval(values, clusters)
             )
-        for one in of_role.tasks:
-            told[f"{one.task}_{one.metric}"] = (
-                mean_interval(one.values, np.array(one.clusters))
-                if one.figure is None
-                else Interval(one.figure)
+        for score in of_role.tasks:
+            intervals[f"{score.task}_{score.metric}"] = (
+                mean_interval(score.values, np.array(score.clusters))
+                if score.figure is None
+                else Interval(score.figure)
             )
-        told |= {name: Interval(value) for name, value in of_role.figures.items()}
-        for name, figure in told.items():
-            found.setdefault(name, {})[role] = figure.figures()
-    return found
+        intervals |= {name: Interval(value) for name, value in of_role.figures.items()}
+        for name, figure in intervals.items():
+            result.setdefault(name, {})[role] = figure.figures()
+    return result
 
 
 def sizes(documents: Documents, metric: Metric) -> np.ndarray:
@@ -197,6 +198,7 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
         column = pa.nulls(len(rows), pa.float64())
         if role in scores:
             values = np.concatenate([scores[role].values[task] for task in data.tasks])
+            # NaN stays NaN, as null stands for a model that was not measured.
             column = pa.array(values, from_pandas=False)
         columns[f"score_{role}"] = column
     return pa.table(columns).replace_schema_metadata({FINGERPRINT_KEY: data.fingerprint})
@@ -204,11 +206,12 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
 
 def task_table(scores: dict[str, Scores]) -> pa.Table:
     """One row a sample of a task: task, metric, sample, cluster, each model's score and choice."""
-    told = {
+    index = {
         role: {(s.task, s.metric): s for s in of_role.tasks if s.figure is None}
         for role, of_role in scores.items()
     }
-    first, *others = told.values()
+    # Models share the table's rows, so it has only what all of them were asked.
+    first, *others = index.values()
     common = [key for key in first if all(key in other for other in others)]
     some = [first[key] for key in common]
     columns: dict[str, Any] = {
@@ -220,11 +223,13 @@ def task_table(scores: dict[str, Scores]) -> pa.Table:
     rows = len(columns["task"])
     for role in ROLES:
         column = pa.nulls(rows, pa.float64())
-        if role in told and rows:
-            column = pa.array(np.concatenate([told[role][key].values for key in common]))
+        if role in index and rows:
+            column = pa.array(np.concatenate([index[role][key].values for key in common]))
         columns[f"score_{role}"] = column
         choices = (
-            [one for key in common for one in told[role][key].chosen] if role in told else None
+            [choice for key in common for choice in index[role][key].chosen]
+            if role in index
+            else None
         )
         columns[f"chosen_{role}"] = pa.array(choices or [None] * rows, pa.int16())
     return pa.table(columns)

@@ -160,9 +160,10 @@ class EvaluationSettings(Settings):
         return used | ({"lm-eval"} if self.tasks else set())
 
     def drawn_for(self, model: str) -> "EvaluationSettings":
-        """The settings with a seed of a candidate's own, which draws its documents.
+        """The settings with a seed of the candidate's own, so that each candidate is measured on
+        its own draw.
 
-        So what the scores of some candidates tell says little about the documents of the next.
+        Then the scores of earlier candidates say little about the documents of the next.
         """
         digest = hashlib.sha256(f"{self.seed}\0{model}".encode()).hexdigest()
         return self.model_copy(update={"seed": int(digest[:8], 16)})
@@ -185,14 +186,14 @@ def _parts(task: TaskSettings) -> list[TaskSettings]:
 
 
 def task_files(folder: Path) -> list[Path]:
-    """The files that tasks are made of: hidden ones and what Python compiles beside them are none,
-    or loading a task would change it."""
-    found = []
+    """The files that define tasks. Hidden files, and what Python compiles beside the others, do not
+    count, or loading a task would change it."""
+    paths = []
     for file in sorted(folder.rglob("*")):
         parts = file.relative_to(folder).parts
         if file.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in parts):
-            found.append(file)
-    return found
+            paths.append(file)
+    return paths
 
 
 def _hash_files(path: Path) -> str:
@@ -221,7 +222,8 @@ class GateQuestion(Settings):
     """1, and one more for each comparison of the pipeline's life that could have promoted and did
     not."""
     readable: int = Field(ge=0)
-    """Judgements whose scores whoever chose the candidate's procedure may have read."""
+    """Earlier judgements whose scores may have been read by whoever chose the procedure that made
+    the candidate."""
     lifetime_error: float
     smallest_effect: float
     """Both as in `model_version.gate`."""

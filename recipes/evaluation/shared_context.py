@@ -89,6 +89,7 @@ class SharedContextLM(HFLM):
     def _score(self, batch: Sequence[SharedContext]) -> list[list[tuple[float, bool]]]:
         """Log-likelihood and greediness of every continuation of every question."""
         tokens, positions, mask = _pack(batch, self.model.dtype, self.device)
+        # Nothing before the last token of the shortest context predicts a continuation.
         first = min(len(question.context) for question in batch) - 1
         logits = self.model(
             input_ids=tokens,
@@ -106,10 +107,10 @@ class SharedContextLM(HFLM):
         ]
 
     def _likelihood(self, logits: torch.Tensor, continuation: list[int]) -> tuple[float, bool]:
-        wanted = torch.tensor(continuation, device=logits.device)
+        targets = torch.tensor(continuation, device=logits.device)
         likely = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
-        greedy = bool((likely.argmax(dim=-1) == wanted).all())
-        return float(likely.gather(-1, wanted[:, None]).sum()), greedy
+        greedy = bool((likely.argmax(dim=-1) == targets).all())
+        return float(likely.gather(-1, targets[:, None]).sum()), greedy
 
 
 def _longest_row(model: Any) -> float:
@@ -122,7 +123,7 @@ def _longest_row(model: Any) -> float:
 def _questions(requests: Sequence[Request], most: int) -> Iterator[SharedContext]:
     """Group requests by their context's tokens, into rows of about so many tokens or one choice.
 
-    A task without a text to its questions has one context for all of them.
+    A task whose questions have no text of their own has one context for all of them.
     """
     by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, (_, context, _) in enumerate(requests):
@@ -148,22 +149,22 @@ def _pack(
     width = batch[0].length
     tokens = torch.zeros(len(batch), width, dtype=torch.long)
     positions = torch.zeros(len(batch), width, dtype=torch.long)
-    seen = torch.zeros(len(batch), width, width, dtype=torch.bool)
+    visible = torch.zeros(len(batch), width, width, dtype=torch.bool)
     for row, question in enumerate(batch):
         shared = len(question.context)
         tokens[row, :shared] = torch.tensor(question.context)
         positions[row, :shared] = torch.arange(shared)
-        seen[row, :, :shared] = True
+        visible[row, :, :shared] = True
         start = shared
         for continuation in question.continuations:
             end = start + len(continuation) - 1
             tokens[row, start:end] = torch.tensor(continuation[:-1], dtype=torch.long)
             positions[row, start:end] = torch.arange(shared, shared + end - start)
-            seen[row, start:end, start:end] = True
+            visible[row, start:end, start:end] = True
             start = end
     causal = torch.ones(width, width, dtype=torch.bool).tril()
     mask = torch.zeros(len(batch), 1, width, width, dtype=dtype)
-    mask.masked_fill_(~(seen & causal)[:, None], torch.finfo(dtype).min)
+    mask.masked_fill_(~(visible & causal)[:, None], torch.finfo(dtype).min)
     return tokens.to(device), positions.to(device), mask.to(device)
 
 

@@ -41,7 +41,7 @@ class Interval:
 
     def figures(self) -> dict[str, float | None]:
         """The fields; None stands for what is not finite, which JSON cannot say."""
-        return {name: one if math.isfinite(one) else None for name, one in vars(self).items()}
+        return {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
 
 
 def sum_by_cluster(clusters: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
@@ -53,7 +53,8 @@ def sum_by_cluster(clusters: np.ndarray, *columns: np.ndarray) -> list[np.ndarra
 FIRST_TERM = 2.3
 SPENDING_SUM = 1.5844867764
 """Of 1 / (n ln² n) over n = 2.3, 3.3, …: the parts are this series, which falls slowest among
-simple ones that have a sum. Where it begins weighs the first looks against later ones."""
+simple ones that have a sum. Where it begins weighs the first looks against later ones
+(docs/promotion.md has what a later beginning finds)."""
 LAST_ROUND = 0.9
 """What of a look's part its last round spends; each one before it a tenth of the next one's, as
 measuring ends early mostly because a gain has become unlikely, which spends nothing."""
@@ -64,6 +65,7 @@ number, the two orders in which the shape of the differences spoils Student's t 
 3). Found by simulating differences that are mostly small gains with a few large losses, down to 30
 clusters and levels of one in 100,000."""
 FUTILITY = 0.05
+"""A gain that is less likely than this is not waited for (`is_decided`)."""
 POWER = 0.8
 
 
@@ -101,15 +103,15 @@ def spend(lifetime_error: float, look: int) -> float:
 
 
 def level(lifetime_error: float, look: int, rounds: Rounds) -> float:
-    """The part of it that the round measured last may spend."""
+    """The part of a look's error that the round measured last may spend."""
     part = 1.0 if rounds.planned == 1 else LAST_ROUND / 10 ** (rounds.planned - rounds.measured)
     return part * spend(lifetime_error, look)
 
 
 def allowance(readable: int, share: float) -> float:
-    """Standard errors that reading the scores of earlier looks, before this procedure was chosen,
-    may have lifted this one by, for the share of held-out documents that a candidate is measured on
-    at most."""
+    """By how many standard errors this look may have been lifted by somebody who read the scores of
+    earlier looks before choosing this procedure; the share is the largest part of the held-out
+    documents that a candidate is measured on."""
     return share * math.sqrt(readable)
 
 
@@ -130,14 +132,15 @@ def is_decided(
         return True
     allowed = allowance(question.readable, rounds.share)
     at = level(question.lifetime_error, question.look, rounds)
-    found = estimate(differences, sizes, clusters, at, allowed)
-    if found.is_gain(question.smallest_effect):
+    paired = estimate(differences, sizes, clusters, at, allowed)
+    if paired.is_gain(question.smallest_effect):
         return True
-    if not math.isfinite(found.error):
+    # A single cluster gives no standard error yet.
+    if not math.isfinite(paired.error):
         return False
-    last = rounds.model_copy(update={"measured": rounds.planned})
-    at = level(question.lifetime_error, question.look, last)
-    figures = (found.difference, found.error, found.skewness, found.clusters)
+    last_round = rounds.model_copy(update={"measured": rounds.planned})
+    at = level(question.lifetime_error, question.look, last_round)
+    figures = (paired.difference, paired.error, paired.skewness, paired.clusters)
     return bool(chance_of_gain(*figures, planned, at, allowed, question.smallest_effect) < FUTILITY)
 
 
@@ -163,10 +166,11 @@ def chance_of_gain(
     """
     from scipy.special import ndtr
 
+    # Standard errors shrink with the root of the number of clusters.
     final = error * math.sqrt(clusters / planned)
-    needed = np.maximum(reach(final, skewness, planned, level) + allowed * final, smallest_effect)
+    margin = np.maximum(reach(final, skewness, planned, level) + allowed * final, smallest_effect)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return ndtr((-needed - difference) / np.sqrt(error**2 - final**2))
+        return ndtr((-margin - difference) / np.sqrt(error**2 - final**2))
 
 
 def estimate(
@@ -191,6 +195,7 @@ def estimate(
     count = len(difference)
     if count < 2:
         return PairedEstimate(value, math.inf, -math.inf, math.inf, count)
+    # Each bound moves out for a skewness towards its own side alone.
     below = float(reach(error, -skewness, count, level)) + allowed * error
     above = float(reach(error, skewness, count, level)) + allowed * error
     return PairedEstimate(value, error, value - below, value + above, count, skewness)
@@ -233,17 +238,17 @@ def mean_interval(scores: np.ndarray, clusters: np.ndarray) -> Interval:
     Where all are right or all are wrong, nothing scatters, so the bound is that of Clopper and
     Pearson: the share by which so many are alike by chance in one case of forty.
     """
-    found = interval(scores, np.ones(len(scores)), clusters)
+    figure = interval(scores, np.ones(len(scores)), clusters)
     if not np.isin(scores, (0.0, 1.0)).all():
-        return found
-    low, high = max(0.0, found.low), min(1.0, found.high)
+        return figure
+    low, high = max(0.0, figure.low), min(1.0, figure.high)
     alike = INTERVAL_TAIL ** (1 / len(np.unique(clusters)))
-    if found.value in (0.0, 1.0):
-        low, high = (alike, 1.0) if found.value else (0.0, 1 - alike)
-    return Interval(found.value, low, high)
+    if figure.value in (0.0, 1.0):
+        low, high = (alike, 1.0) if figure.value else (0.0, 1 - alike)
+    return Interval(figure.value, low, high)
 
 
 def interval(scores: np.ndarray, sizes: np.ndarray, clusters: np.ndarray) -> Interval:
     """The 95% interval of `sum(scores) / sum(sizes)`, as `estimate` bounds it."""
-    found = estimate(scores, sizes, clusters, INTERVAL_TAIL)
-    return Interval(found.difference, found.low, found.high)
+    paired = estimate(scores, sizes, clusters, INTERVAL_TAIL)
+    return Interval(paired.difference, paired.low, paired.high)

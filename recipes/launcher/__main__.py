@@ -54,6 +54,8 @@ def relayed_messages(environment: Mapping[str, str]) -> Iterator[dict[str, str]]
         try:
             yield {**environment, MESSAGES_VARIABLE: encode_param({"path": os.fspath(path)})}
         finally:
+            # In this order: the thread first reads what was written last, and the channel then
+            # sends it.
             ended.set()
             thread.join()
             channel.close()
@@ -63,6 +65,7 @@ def _forward(path: Path, channel: BucketChannel, ended: threading.Event) -> None
     rest = ""
     with path.open() as file:
         while True:
+            # Asked before reading, so that what was written until the end is still read.
             last_look = ended.wait(POLL_SECONDS)
             rest += file.read()
             lines = rest.split("\n")
@@ -77,7 +80,7 @@ def _forward(path: Path, channel: BucketChannel, ended: threading.Event) -> None
 USAGE_ERROR = 2
 IDLE_SECONDS = 30.0
 SECONDS_TO_END = 2 * SECONDS_TO_SAVE
-"""For a program that was told to end, and may give its own workers less."""
+"""How long a program may take to end once it is told to: more than it gives its own workers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -164,8 +167,8 @@ def _met(
         cluster = dataclasses.replace(cluster, master_address=interface.address)
         store = opened_store(interface.address, port)
     with store as bound:
-        told = interface.meeting({} if is_single else environment, bound, cluster.master_address)
-        yield cluster, {**environment, **told}
+        meeting = interface.meeting({} if is_single else environment, bound, cluster.master_address)
+        yield cluster, {**environment, **meeting}
 
 
 def _run_by_ssh(
@@ -208,35 +211,35 @@ def _tell(cluster: Cluster, command: Sequence[str]) -> None:
     )
 
 
-def _count_processes(asked: str) -> int:
+def _count_processes(setting: str) -> int:
     """`auto` is one process an accelerator, or one without any; else the number itself."""
-    if asked != "auto":
-        if not asked.isdecimal() or int(asked) < 1:
-            raise UserError(f"--processes has to be `auto` or a number from 1, not {asked!r}.")
-        return int(asked)
+    if setting != "auto":
+        if not setting.isdecimal() or int(setting) < 1:
+            raise UserError(f"--processes has to be `auto` or a number from 1, not {setting!r}.")
+        return int(setting)
     with lifetime.importing():
         from recipes.device import count_gpus
 
     return max(1, count_gpus())
 
 
-def _check_accelerators(asked: int) -> None:
+def _check_accelerators(expected: int) -> None:
     """Raise UserError where PyTorch sees fewer GPUs than this machine was asked for with.
 
     Training would go on without them, hundreds of times slower at the same price.
     """
-    if not asked:
+    if not expected:
         return
     with lifetime.importing():
         import torch
 
         from recipes.device import count_gpus
 
-    found = count_gpus()
-    if found < asked:
+    gpus = count_gpus()
+    if gpus < expected:
         raise UserError(
-            f"This machine was asked for with {asked} accelerator(s), and PyTorch "
-            f"{torch.__version__} (CUDA {torch.version.cuda or 'none'}) sees {found}. Its CUDA may "
+            f"This machine was asked for with {expected} accelerator(s), and PyTorch "
+            f"{torch.__version__} (CUDA {torch.version.cuda or 'none'}) sees {gpus}. Its CUDA may "
             "be newer than the machine's driver: build the image for an older one (CUDA in "
             "images/cuda/Dockerfile)."
         )

@@ -1,7 +1,7 @@
 """Which machine of the job this is, and by which interface and store the machines meet.
 
-The store that torch opens by itself listens on every interface, and torch unpickles what it finds
-there.
+The launcher opens the store itself, on one interface: torch's own listens on every interface, and
+torch unpickles what it finds in a store.
 """
 
 import ipaddress
@@ -88,10 +88,10 @@ def _parse(text: str) -> tuple[tuple[str, ...], int]:
         spec = _ClusterSpec.model_validate_json(text)
     except ValidationError as error:
         fault = error.errors()[0]
-        # Text that is no JSON is wrong in no place.
-        told = ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
+        # A fault in text that is no JSON has no place.
+        message = ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
         raise UserError(
-            f"CLUSTER_SPEC cannot be read ({told}). Expected JSON with `cluster` and `task`, as "
+            f"CLUSTER_SPEC cannot be read ({message}). Expected JSON with `cluster` and `task`, as "
             f"Vertex AI writes it; found: {text[:200]}"
         ) from error
     pool, index = spec.task.type, spec.task.index
@@ -101,12 +101,13 @@ def _parse(text: str) -> tuple[tuple[str, ...], int]:
             f"{' and '.join(WORKER_POOLS)}. Remove the other worker pools."
         )
     first, second = spec.cluster.workerpool0, spec.cluster.workerpool1
-    listed = len(first if pool == WORKER_POOLS[0] else second)
-    if not 0 <= index < listed:
+    count = len(first if pool == WORKER_POOLS[0] else second)
+    if not 0 <= index < count:
         raise UserError(
             f"CLUSTER_SPEC calls this replica number {index} of `{pool}`, where it lists "
-            f"{listed}, counted from 0. Correct `task.index` or the list of hosts."
+            f"{count}, counted from 0. Correct `task.index` or the list of hosts."
         )
+    # Without the ports there, since the workers meet at MASTER_PORT.
     hosts = tuple(address.rsplit(":", 1)[0] for address in (*first, *second))
     return hosts, index if pool == WORKER_POOLS[0] else len(first) + index
 
@@ -123,8 +124,8 @@ def _read_hosts_file(path: str, index: str) -> tuple[tuple[str, ...], int]:
         raise UserError(
             f"BATCH_HOSTS_FILE {path} cannot be read ({error}). Its container needs it as a volume."
         ) from error
-    own = [rank for rank, host in enumerate(hosts) if _own([host])]
-    rank = own[0] if len(own) == 1 else int(index) if index.isdecimal() else -1
+    own_ranks = [rank for rank, host in enumerate(hosts) if _own([host])]
+    rank = own_ranks[0] if len(own_ranks) == 1 else int(index) if index.isdecimal() else -1
     if not 0 <= rank < len(hosts):
         raise UserError(
             f"BATCH_TASK_INDEX is {index!r}, but BATCH_HOSTS_FILE {path} lists {len(hosts)} "
@@ -147,10 +148,10 @@ class Interface:
     def meeting(
         self, environment: Mapping[str, str], port: int, master_address: str | None = None
     ) -> dict[str, str]:
-        """What has workers join the store there, or at the master's address, and messages keep to
-        this interface, unless the environment says otherwise for NCCL's.
+        """Variables by which workers join the store at this address, or at the master's, and keep
+        their messages to this interface; the environment may name another for NCCL.
 
-        Without the first, the first worker would open another store.
+        Without the first one, the first worker would open a store of its own.
         """
         return {
             "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -170,52 +171,52 @@ def find_interface(cluster: Cluster, environment: Mapping[str, str]) -> Interfac
     known_as = [cluster.hosts[cluster.rank]]
     if cluster.is_master:
         known_as.insert(0, cluster.master_address)
-    found = _own(known_as) or _own([socket.gethostname()])
-    if named := environment.get(GLOO_VARIABLE):
-        found = [one for one in found if one.name == named]
-        found = found or [one for one in _interfaces() if one.name == named]
-    if not found:
-        wanted = f"named {named}" if named else f"with the address of {' or '.join(known_as)}"
-        there = ", ".join(f"{one.name} {one.address}" for one in _interfaces())
+    own = _own(known_as) or _own([socket.gethostname()])
+    if name := environment.get(GLOO_VARIABLE):
+        own = [interface for interface in own if interface.name == name]
+        own = own or [interface for interface in _interfaces() if interface.name == name]
+    if not own:
+        criterion = f"named {name}" if name else f"with the address of {' or '.join(known_as)}"
+        others = ", ".join(f"{interface.name} {interface.address}" for interface in _interfaces())
         raise UserError(
-            f"This machine has no network interface {wanted}; it has {there}. Name the one on "
+            f"This machine has no network interface {criterion}; it has {others}. Name the one on "
             f"which the machines of the job reach each other in the variable {GLOO_VARIABLE}."
         )
-    # What the others call the first machine may lead back to itself there.
-    return min(found, key=lambda one: ipaddress.ip_address(one.address).is_loopback)
+    # On the first machine itself, its name may lead to loopback, where no other machine reaches it.
+    return min(own, key=lambda candidate: ipaddress.ip_address(candidate.address).is_loopback)
 
 
 def _own(names: Iterable[str]) -> list[Interface]:
     """The names' addresses that are this machine's own, with their interfaces."""
-    interfaces, found = _interfaces(), []
+    interfaces, matches = _interfaces(), []
     for name in names:
         try:
-            told = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except OSError:
             continue
-        for address in (str(address[0]) for *_, address in told):
+        for address in (str(address[0]) for *_, address in answers):
             is_loopback = ipaddress.ip_address(address).is_loopback
-            found += [
-                Interface(one.name, address)
-                for one in interfaces
-                if one.address == address
-                or (is_loopback and ipaddress.ip_address(one.address).is_loopback)
+            matches += [
+                Interface(interface.name, address)
+                for interface in interfaces
+                if interface.address == address
+                or (is_loopback and ipaddress.ip_address(interface.address).is_loopback)
             ]
-    return found
+    return matches
 
 
 def _interfaces() -> list[Interface]:
     return [
-        Interface(name, one.address)
+        Interface(name, address.address)
         for name, addresses in psutil.net_if_addrs().items()
-        for one in addresses
+        for address in addresses
         # An address with a scope holds on one link alone.
-        if one.family in (socket.AF_INET, socket.AF_INET6) and "%" not in one.address
+        if address.family in (socket.AF_INET, socket.AF_INET6) and "%" not in address.address
     ]
 
 
 BACKLOG = 1024
-"""Workers that may knock at once."""
+"""Connections of workers that may wait to be accepted."""
 
 
 @contextmanager
@@ -239,6 +240,7 @@ def opened_store(address: str, port: int = 0) -> Iterator[int]:
         address,
         bound,
         is_master=True,
+        # They start once it is open.
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )

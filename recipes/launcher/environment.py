@@ -25,7 +25,8 @@ OUTPUT_FOLDERS = {
     "LOG_FOLDER": "AIP_TENSORBOARD_LOG_DIR",
     "JOBLOGS_FOLDER": "AIP_TENSORBOARD_LOG_DIR",
 }
-"""What a program reads, its second names those of gkcng/vertex-deepspeed, to what the job says."""
+"""The variable that a program reads to the one that the job sets. CHKPTS_FOLDER and JOBLOGS_FOLDER
+are the names of gkcng/vertex-deepspeed."""
 
 
 def mounted(url: str, environment: Mapping[str, str]) -> str:
@@ -79,9 +80,9 @@ LONGEST_POLL_SECONDS = 60.0
 
 
 def watch_lease(environment: Mapping[str, str]) -> None:
-    """Have this process told to end (SIGTERM) once the lease it is given has run out, if any.
+    """Send this process SIGTERM once the lease that the environment names, if any, has run out.
 
-    A lease runs from its last change, by this machine's own clock; also while it cannot be read.
+    A lease runs from its last change by this machine's own clock, also while it cannot be read.
     """
     if url := environment.get(LEASE_VARIABLE):
         seconds = float(environment[SECONDS_VARIABLE])
@@ -94,8 +95,8 @@ def _watch(url: str, seconds: float) -> None:
         time.sleep(min(LONGEST_POLL_SECONDS, seconds / 4))
         # Whatever keeps the store from being read, the next look may find it.
         with suppress(Exception):
-            if (found := files.find(url)) != content:
-                content, changed = found, time.monotonic()
+            if (current := files.find(url)) != content:
+                content, changed = current, time.monotonic()
     print(
         f"No run has renewed {url} for {seconds:,.0f} s: this job saves its state and ends. "
         "Materialize the asset again: it goes on from its newest checkpoint.",

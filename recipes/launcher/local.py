@@ -20,6 +20,7 @@ from recipes.launcher.cluster import LOOPBACK, opened_store
 from recipes.spec import SECONDS_TO_SAVE
 
 SECONDS_TO_END_TOGETHER = timedelta(seconds=300)
+"""How long the first machine, which holds the store, waits for the others to end."""
 
 
 def main() -> int:
@@ -50,6 +51,7 @@ def run_workers(
     # Threads of all workers together are as many as there are processors.
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     shared = {
+        # Before the environment, which may set another number.
         "OMP_NUM_THREADS": str(threads),
         **environment,
         "WORLD_SIZE": str(machines * count),
@@ -67,7 +69,7 @@ def run_workers(
         return 0
     if interruption.requested or INTERRUPTED in codes:
         return INTERRUPTED
-    # Once one has failed, the others are ended with SIGTERM.
+    # SIGTERM does not count: the others are ended with it once one has failed.
     killed = [code for code in codes if code < 0 and code != -signal.SIGTERM]
     if killed:
         print(

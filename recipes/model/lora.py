@@ -24,6 +24,7 @@ class AdaptedLinear(nn.Module):
         self.weight, self.bias, self._scale = linear.weight, linear.bias, lora.alpha / lora.rank
         self.lora_a = nn.Linear(linear.in_features, lora.rank, bias=False)
         self.lora_b = nn.Linear(lora.rank, linear.out_features, bias=False)
+        # So that the adapter adds zero until it has learned something.
         nn.init.zeros_(self.lora_b.weight)
         if lora.dora:
             self.magnitude = nn.Parameter(linear.weight.norm(dim=1))
@@ -43,6 +44,7 @@ class AdaptedLinear(nn.Module):
 def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
     """Freeze the model and give each targeted matrix of its layers an adapter that adds zero;
     raises UserError where it has none of them."""
+    # So that adapters begin alike on every worker.
     torch.manual_seed(seed)
     model.requires_grad_(False)
     adapted, others = 0, set()

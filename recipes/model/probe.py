@@ -45,6 +45,7 @@ def check_trainable(network: TransformersNetwork, row_length: int = SHORT + PADD
     _check_numbers(network)
     device = network.head_weight.device
     try:
+        # The probe's draws leave the random numbers of the run as they are.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(0)
             _check_chance(network)
@@ -55,8 +56,8 @@ def check_trainable(network: TransformersNetwork, row_length: int = SHORT + PADD
     except _CannotTrain as fault:
         reason = str(fault)
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        reason = f"transformers cannot run it on packed rows ({said})"
+        error_text = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"transformers cannot run it on packed rows ({error_text})"
     else:
         return
     name = type(network.inner).__name__
@@ -82,6 +83,7 @@ def _check_chance(network: TransformersNetwork) -> None:
     row = _pack(_draw(network, SHORT // 2), _draw(network, SHORT // 2))
     copies = Batch(*(part.expand(REPEATS, -1).contiguous() for part in vars(row).values()))
     logits = network.train().logits(copies).float()
+    # `not <=` rather than `>`, here and below, since NaN has to fail.
     if not _distance(logits, logits[:1]) <= EXACT_TOLERANCE * float(logits.std()):
         raise _CannotTrain(
             "its forward pass is random in training (a router's jitter, for instance: if its "
@@ -99,15 +101,16 @@ def _check_documents(network: TransformersNetwork, count: int, share: float) -> 
         apart = [network.inner(input_ids=document).logits[0] for document in (first, second)]
         expected = torch.cat(apart).float()
         network.train()
-        found = network.logits(row)[0, :count].float()
-        other = network.logits(_pack(_draw(network, cut), second))[0, cut:count]
+        logits = network.logits(row)[0, :count].float()
+        # The second document after another first one, which must change nothing about it.
+        other_logits = network.logits(_pack(_draw(network, cut), second))[0, cut:count]
     spread = float(expected.std())
-    if not _distance(other, found[cut:], share) <= EXACT_TOLERANCE * spread:
+    if not _distance(other_logits, logits[cut:], share) <= EXACT_TOLERANCE * spread:
         raise _CannotTrain(
             "documents packed into one row see each other, as in state-space, convolutional and "
             "recurrent layers"
         )
-    if not _distance(found, expected, share) <= TOLERANCE * spread:
+    if not _distance(logits, expected, share) <= TOLERANCE * spread:
         raise _CannotTrain(
             "in a packed row its logits differ from those of each document by itself"
         )
@@ -133,6 +136,7 @@ def _compare_losses(
             f"its own loss is {expected:.4f} where the cross-entropy of its logits is {ours:.4f}"
         )
     network.zero_grad(set_to_none=True)
+    # `_freeze_unused` looks at which parameters have a gradient now.
     loss.backward()
 
 
@@ -157,22 +161,22 @@ def _has_plain_head(network: TransformersNetwork, row: Batch) -> bool:
     within = {id(parameter) for parameter in body.parameters()} | {id(head.weight)}
     if any(id(parameter) not in within for parameter in inner.parameters()):
         return False
-    chosen = torch.randn(*row.tokens.shape, head.in_features, device=row.tokens.device)
-    chosen *= LARGE / F.linear(chosen, head.weight).std()
+    hidden = torch.randn(*row.tokens.shape, head.in_features, device=row.tokens.device)
+    hidden *= LARGE / F.linear(hidden, head.weight).std()
 
     def replace(module: nn.Module, arguments: object, output: dict[str, torch.Tensor]) -> object:
-        if output["last_hidden_state"].shape != chosen.shape:
+        if output["last_hidden_state"].shape != hidden.shape:
             raise _CannotTrain("its last hidden states have another shape than its output matrix")
-        output["last_hidden_state"] = chosen
+        output["last_hidden_state"] = hidden
         return output
 
     hook = body.register_forward_hook(replace)
     try:
-        found = network.logits(row)
+        logits = network.logits(row)
     finally:
         hook.remove()
-    expected = F.linear(chosen, head.weight)
-    return bool(_distance(found, expected) <= EXACT_TOLERANCE * LARGE)
+    expected = F.linear(hidden, head.weight)
+    return bool(_distance(logits, expected) <= EXACT_TOLERANCE * LARGE)
 
 
 def _distance(left: torch.Tensor, right: torch.Tensor, share: float = 1.0) -> float:

@@ -1,10 +1,10 @@
 """Make `tokenizer.json` of a tokenizer that was published in an older form, and prove it exact.
 
-All that follows reads the fast form alone. transformers converts; what the library that made the
-old form says of a sample in many scripts (sentencepiece, or tiktoken for a table of merges) is
-what the converted one has to say. A text with two combining marks on one letter, each by itself,
-is in no sample: every fast tokenizer with SentencePiece's own table of characters reads it
-otherwise, the published ones too.
+All that follows reads the fast form alone. transformers converts; on a sample in many scripts, the
+result has to give the same tokens as the library that made the old form (sentencepiece, or tiktoken
+for a table of merges). A text with two combining marks on one letter, each by itself, is in no
+sample: every fast tokenizer with SentencePiece's own table of characters reads it otherwise, the
+published ones too.
 """
 
 # ruff: noqa: RUF001 - letters of many scripts that look like others
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FAST_NAME = "tokenizer.json"
 TABLE_NAMES = ("vocab.json", "merges.txt")
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""How GPT-2, and OPT, RoBERTa and BART after it, part a text before their merges."""
+"""How GPT-2, and after it OPT, RoBERTa and BART, split a text before their merges."""
 SAMPLE = (
     "The quick brown fox jumps over 13 lazy dogs; it's 3.14159 % of 1,000,000!",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. Ça va? Señor, ¿qué tal?",
@@ -64,8 +64,8 @@ def convert(folder: Path, report: Callable[[str], None]) -> None:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        made = AutoTokenizer.from_pretrained(folder)
-        definition = json.loads(made.backend_tokenizer.to_str())
+        auto_tokenizer = AutoTokenizer.from_pretrained(folder)
+        definition = json.loads(auto_tokenizer.backend_tokenizer.to_str())
     except (AttributeError, ImportError, OSError, TypeError, ValueError) as error:
         raise UserError(
             f"`base_model`: {folder} has no {FAST_NAME}, and transformers cannot make one of "
@@ -80,14 +80,14 @@ def convert(folder: Path, report: Callable[[str], None]) -> None:
                 f"of {source} reads {text[:40]!r} otherwise. Save a fast tokenizer beside it that "
                 "reads texts as the model was trained on them."
             )
-    # This class takes the file as it is, where others build themselves from its words.
-    named = {
+    # This class takes the definition as it is, where others build themselves from its vocabulary.
+    options = {
         name: value
-        for name, value in made.init_kwargs.items()
+        for name, value in auto_tokenizer.init_kwargs.items()
         if isinstance(value, bool | int | str) and name not in ("name_or_path", "vocab_file")
     }
-    named |= made.special_tokens_map
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+    options |= auto_tokenizer.special_tokens_map
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options).save_pretrained(folder)
 
 
 def _by_sentencepiece(
@@ -107,7 +107,8 @@ def _by_sentencepiece(
             after = [definition["normalizer"]] if definition["normalizer"] else []
             definition["normalizer"] = {"type": "Sequence", "normalizers": [letters, *after]}
     elif proto.normalizer_spec.add_dummy_prefix:
-        # Of a text that begins with a space, Metaspace makes no second one, as sentencepiece does.
+        # Before a text that begins with a space, sentencepiece adds another one, and Metaspace does
+        # not.
         definition["normalizer"] = {
             "type": "Sequence",
             "normalizers": [

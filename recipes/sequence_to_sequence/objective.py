@@ -1,4 +1,4 @@
-"""A target written for an input by an encoder-decoder model, scored by ROUGE."""
+"""Encoder-decoder models that write a target for an input, scored by ROUGE."""
 
 import json
 from collections.abc import Sequence
@@ -48,6 +48,7 @@ class SequenceToSequenceNetwork(causal_model.ExampleNetwork):
         """Cross-entropy of the targets' tokens in nats, summed."""
         config = self.inner.config
         start = torch.full_like(batch.targets[:, :1], config.decoder_start_token_id)
+        # Each token is predicted from those before it, the first one from the start token.
         before = torch.cat([start, batch.targets[:, :-1]], dim=1)
         logits = self.inner(
             input_ids=batch.tokens,
@@ -78,7 +79,8 @@ def _load(spec: TrainingSpec) -> causal_model.TrainableModel:
     folder = Path(spec.base_model_folder)
     model = load_sequence_to_sequence(folder)
     of_base = read_generation_config(folder)
-    # A summarizer's, such as 56 tokens, belongs to its own targets: a shorter one could never end.
+    # A summarizer's minimum, such as 56 tokens, fits its own targets: a shorter one could never
+    # end.
     defaults = {name: value for name, value in of_base.items() if name not in SHORTEST}
     defaults |= _generation(spec.training, spec.shards)
     defaults[INPUT_PREFIX] = spec.shards.input_prefix
@@ -109,15 +111,15 @@ class TargetScorer(Scorer):
     def score(self, folder: Path, examples: Documents, stats: ShardStats) -> ExampleScores:
         tokenizer = read_tokenizer(folder)
         model = load_sequence_to_sequence(folder).network.inner.eval().to(local_device())
-        given = [example.input_tokens for example in examples]
+        inputs = [example.input_tokens for example in examples]
         options = _generation(self.settings, stats) | {"max_length": None}
-        written = generate(as_served(model), tokenizer, given, **options)
-        wanted = [tokenizer.decode(e.target_tokens, skip_special_tokens=True) for e in examples]
-        values = rouge(wanted, written)
-        matches = [w.strip() == g.strip() for w, g in zip(wanted, written, strict=True)]
+        outputs = generate(as_served(model), tokenizer, inputs, **options)
+        references = [tokenizer.decode(e.target_tokens, skip_special_tokens=True) for e in examples]
+        values = rouge(references, outputs)
+        matches = [w.strip() == g.strip() for w, g in zip(references, outputs, strict=True)]
         values["exact_match"] = np.array(matches, float)
-        shown = samples(tokenizer, examples, given[:SHOWN], written)
-        return ExampleScores(values, samples=shown)
+        shown_samples = samples(tokenizer, examples, inputs[:SHOWN], outputs)
+        return ExampleScores(values, samples=shown_samples)
 
 
 def rouge(wanted: Sequence[str], written: Sequence[str]) -> dict[str, np.ndarray]:
@@ -139,9 +141,9 @@ def rouge(wanted: Sequence[str], written: Sequence[str]) -> dict[str, np.ndarray
 
     scorer = RougeScorer(list(ROUGE), tokenizer=Words())
     scores = [scorer.score(w, g) for w, g in zip(wanted, written, strict=True)]
-    return {name: np.array([one[name].fmeasure for one in scores]) for name in ROUGE}
+    return {name: np.array([score[name].fmeasure for score in scores]) for name in ROUGE}
 
 
 def targets(settings: SequenceToSequenceSettings) -> Objective:
-    """To write the target of an input."""
+    """The objective of writing the target of an input."""
     return Objective(_load, read_examples, scorer=TargetScorer(settings))

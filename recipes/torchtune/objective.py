@@ -1,4 +1,5 @@
-"""Of two answers to a prompt, the one that people chose: told by which is the more likely."""
+"""Preferences: the answer that people chose should be the more likely of two answers to a
+prompt."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +77,7 @@ def lay_out(tokens: np.ndarray, is_answer: np.ndarray, lengths: np.ndarray) -> P
     places = np.arange(max(1, sizes.max()))
     is_input = places < sizes[:, None]
     rows = np.tile(np.arange(count), 2)[:, None]
+    # Places past a row's end are read from its last column, and replaced below.
     columns = np.minimum(starts[:, None] + places, width - 1)
     laid_out = np.where(is_input, tokens[rows, columns], 0)
     targets = np.where(is_input & is_answer[rows, columns], laid_out, IGNORED)
@@ -155,8 +157,9 @@ def _samples(tokenizer: Any, examples: Documents, margins: np.ndarray) -> list[d
 
 
 def objective(settings: TorchtuneSettings) -> Objective:
-    """To tell the next token, or the better of two answers, by steps that are torchtune's own."""
-    own = replace(next_token(settings), trainer="recipes.torchtune.trainer:TuneTrainer")
+    """The objective of predicting the next token, or of preferring the chosen answer, by
+    torchtune's own steps."""
+    tune_objective = replace(next_token(settings), trainer="recipes.torchtune.trainer:TuneTrainer")
     if settings.is_preference:
-        return replace(own, read_batch=read_preferences, scorer=PreferenceScorer())
-    return own
+        return replace(tune_objective, read_batch=read_preferences, scorer=PreferenceScorer())
+    return tune_objective

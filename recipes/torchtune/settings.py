@@ -45,7 +45,7 @@ OF_THE_GRAPH = frozenset(
         "log_peak_memory_stats",
     }
 )
-"""Keys whose part the graph plays: they may stand in the file and are replaced."""
+"""Keys for what the graph does itself: they may be in the file, and are replaced."""
 EXECUTION = OF_THE_GRAPH | {
     "batch_size",
     "gradient_accumulation_steps",
@@ -60,7 +60,7 @@ EXECUTION = OF_THE_GRAPH | {
     "low_cpu_ram",
     "profiler",
 }
-"""Keys that do not decide what comes of the training, the rows of a step being the same."""
+"""Keys that do not decide the result of a training whose steps have the same rows."""
 FIXED: dict[str, tuple[Any, str]] = {
     "shuffle": (True, "rows are always in the order of `checkpoint.seed`"),
     "resume_from_checkpoint": (False, "a run resumes from its own checkpoints by itself"),
@@ -97,7 +97,7 @@ ADAPTER_KEYS = frozenset(
         "quantize_base",
     }
 )
-"""What a configuration says of its model beside which it is."""
+"""What a configuration says of its model besides which one it is."""
 COMPONENTS = ("model", "optimizer", "loss")
 """Keys whose value names the code that is run."""
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
@@ -132,13 +132,14 @@ def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"not a torchtune configuration: {first_line(error)}") from None
     assert isinstance(resolved, dict)
-    found = {str(key): value for key, value in resolved.items()}
-    # Keys that other values of the configuration are made of.
+    values = {str(key): value for key, value in resolved.items()}
+    # Keys that other values refer to, as `${key}`.
     referred_to = set(re.findall(r"\$\{(\w+)", text))
-    _check(program, found, referred_to)
-    # What is written down has no more references, so that these would be keys that nobody reads.
-    read, _ = _keys_read(program_path(program))
-    return {key: found[key] for key in found if key not in referred_to - read - FIXED.keys()}
+    _check(program, values, referred_to)
+    # The resolved configuration has no references, so keys that only these read would be read by
+    # nobody.
+    keys, _ = _keys_read(program_path(program))
+    return {key: values[key] for key in values if key not in referred_to - keys - FIXED.keys()}
 
 
 def is_preference(program: Program) -> bool:
@@ -155,16 +156,16 @@ def _installed(path: str) -> Path:
     return Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file(path)))
 
 
-def _load(given: Any) -> Any:
+def _load(source: Any) -> Any:
     from omegaconf import OmegaConf
 
-    if isinstance(given, dict):
+    if isinstance(source, dict):
         # By the same reader as a file, to which 2e-5 is a number.
-        return OmegaConf.create(yaml.safe_dump(given))
-    path, shipped = Path(str(given)), _installed(f"recipes/configs/{given}.yaml")
+        return OmegaConf.create(yaml.safe_dump(source))
+    path, shipped = Path(str(source)), _installed(f"recipes/configs/{source}.yaml")
     if not path.is_file() and not shipped.is_file():
         raise ValueError(
-            f"there is no file {given}, and torchtune ships no configuration of that name; `tune "
+            f"there is no file {source}, and torchtune ships no configuration of that name; `tune "
             "ls` lists them"
         )
     config = OmegaConf.load(path if path.is_file() else shipped)
@@ -174,21 +175,21 @@ def _load(given: Any) -> Any:
 
 
 def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> None:
-    read, needed = _keys_read(program_path(program))
+    keys, needed_keys = _keys_read(program_path(program))
     faults = [
         f"`{key}` is not a key that {program} reads"
-        for key in config.keys() - read - referred_to - FIXED.keys()
+        for key in config.keys() - keys - referred_to - FIXED.keys()
         # Files that torchtune ships switch off what their recipe does not have.
         if config[key] not in (None, False)
     ]
-    faults += [f"`{key}` is absent" for key in needed - OF_THE_GRAPH - config.keys()]
+    faults += [f"`{key}` is absent" for key in needed_keys - OF_THE_GRAPH - config.keys()]
     for key, (value, why) in FIXED.items():
         if config.get(key, value) != value:
             faults.append(f"`{key}: {config[key]}` cannot be honored: {why}")
     for key in ("batch_size", "gradient_accumulation_steps", "epochs", "max_steps_per_epoch"):
-        found = config.get(key)
-        if found is not None and not (isinstance(found, int) and found >= 1):
-            faults.append(f"`{key}` must be a whole number of at least 1, not {found}")
+        number = config.get(key)
+        if number is not None and not (isinstance(number, int) and number >= 1):
+            faults.append(f"`{key}` must be a whole number of at least 1, not {number}")
     if config.get("dtype") not in PRECISIONS:
         faults.append(f"`dtype` must be one of {', '.join(PRECISIONS)}")
     for key in COMPONENTS:
@@ -222,20 +223,21 @@ def _model_faults(model: dict[str, Any]) -> list[str]:
 
 def model_package(model: dict[str, Any]) -> str:
     """`llama3_2` of `torchtune.models.llama3_2.llama3_2_1b`."""
-    found = re.fullmatch(r"torchtune\.models\.(\w+)\.\w+", str(model["_component_"]))
-    return found[1] if found else ""
+    match = re.fullmatch(r"torchtune\.models\.(\w+)\.\w+", str(model["_component_"]))
+    return match[1] if match else ""
 
 
 def _keys_read(program: Path) -> tuple[set[str], set[str]]:
     """The keys that a recipe's code reads, and those among them that it cannot do without."""
-    read, needed = {"profiler"}, set()
+    # Recipes read this one by way of a constant, which a look at the code does not find.
+    keys, needed_keys = {"profiler"}, set()
     for node in ast.walk(ast.parse(program.read_text())):
         if isinstance(node, ast.Attribute) and _is_config(node.value):
-            needed.add(node.attr)
+            needed_keys.add(node.attr)
         elif isinstance(node, ast.Call) and _is_config(getattr(node.func, "value", None)):
-            read |= {str(name.value) for name in node.args[:1] if isinstance(name, ast.Constant)}
-    needed -= {"get"}
-    return read | needed, needed
+            keys |= {str(name.value) for name in node.args[:1] if isinstance(name, ast.Constant)}
+    needed_keys -= {"get"}
+    return keys | needed_keys, needed_keys
 
 
 def _is_config(node: ast.AST | None) -> bool:
@@ -338,8 +340,8 @@ class TorchtuneSettings(WarmStartSettings):
     @model_validator(mode="after")
     def _take_over(self) -> Self:
         batch_size = self.config["batch_size"]
-        rows, given = rows_per_step(self.config, self.placement.world_size), self.budget
-        if "global_batch_size" in given.model_fields_set and given.global_batch_size != rows:
+        rows, own = rows_per_step(self.config, self.placement.world_size), self.budget
+        if "global_batch_size" in own.model_fields_set and own.global_batch_size != rows:
             raise ValueError(
                 f"`budget.global_batch_size` comes from the torchtune configuration: {rows}, which "
                 "is its batch_size times its gradient_accumulation_steps times the processes that "
@@ -353,14 +355,14 @@ class TorchtuneSettings(WarmStartSettings):
         else:
             budget["epochs"] = self.config.get("epochs", 1)
         placed = {"device_batch_size": batch_size}
-        # Those of keys that only others are made of have had their effect, as in `read_config`.
-        kept = {k: v for k, v in self.overrides.items() if k.partition(".")[0] in self.config}
+        # Overrides of keys that only references read have had their effect, as in `read_config`.
+        overrides = {k: v for k, v in self.overrides.items() if k.partition(".")[0] in self.config}
         return self.model_copy(
             update={
                 "budget": BudgetSettings.model_validate(budget),
                 "placement": self.placement.model_copy(update=placed),
                 "precision": PRECISIONS[self.config["dtype"]],
-                "overrides": kept,
+                "overrides": overrides,
             }
         )
 
@@ -392,10 +394,10 @@ class TorchtuneSettings(WarmStartSettings):
         return placed.model_copy(update={"budget": budget})
 
     def content(self) -> dict[str, Any]:
-        found = super().content()
-        del found["overrides"]
+        values = super().content()
+        del values["overrides"]
         # Of the configuration, what decides what is learned; references are resolved in it.
-        read, _ = _keys_read(program_path(self.run))
-        kept = {k: v for k, v in self.config.items() if k in read and k not in EXECUTION}
-        kept["model"] = {k: v for k, v in self.config["model"].items() if k != "_component_"}
-        return found | {"config": kept}
+        keys, _ = _keys_read(program_path(self.run))
+        config = {k: v for k, v in self.config.items() if k in keys and k not in EXECUTION}
+        config["model"] = {k: v for k, v in self.config["model"].items() if k != "_component_"}
+        return values | {"config": config}

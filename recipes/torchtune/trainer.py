@@ -42,7 +42,7 @@ SCALED_ROPE = {
     "high_freq_factor": 4,
     "original_max_position_embeddings": 8192,
 }
-"""What torchtune's Llama writes into its code."""
+"""What is fixed in the code of torchtune's Llama."""
 
 
 def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
@@ -52,11 +52,11 @@ def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]
     adapters. Raises UserError where torchtune cannot compute what transformers computes.
     """
     config = json.loads((folder / "config.json").read_text())
-    wanted, found = MODEL_TYPES[model_package(model)], config["model_type"]
-    if wanted != found:
+    expected, actual = MODEL_TYPES[model_package(model)], config["model_type"]
+    if expected != actual:
         raise UserError(
             f"`checkpoint.config`: `model._component_` is {model['_component_']}, but the model in "
-            f"{folder} is of the type {found}. Name the component of that model."
+            f"{folder} is of the type {actual}. Name the component of that model."
         )
     arguments = {
         "vocab_size": config["vocab_size"],
@@ -141,8 +141,8 @@ class TuneModel(TrainableModel):
         with torch.autocast(batch.tokens.device.type, enabled=False):
             logits = self.network(**inputs)
         # A loss that is made in chunks has the model give its logits in chunks.
-        whole = torch.cat(logits, dim=1) if isinstance(logits, list) else logits
-        return summed_loss(whole, batch.targets)
+        all_logits = torch.cat(logits, dim=1) if isinstance(logits, list) else logits
+        return summed_loss(all_logits, batch.targets)
 
     def to_hugging_face(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole weights by torchtune's names in the form of the family's checkpoints, adapters
@@ -151,18 +151,18 @@ class TuneModel(TrainableModel):
         from torchtune.models.qwen2._convert_weights import qwen2_tune_to_hf
         from torchtune.modules.peft import get_merged_lora_ckpt
 
-        made = self._arguments
-        if "lora_rank" in made:
+        arguments = self._arguments
+        if "lora_rank" in arguments:
             # It adds in place, and these may be the tensors that are trained.
-            copied = {name: tensor.clone() for name, tensor in weights.items()}
-            weights = get_merged_lora_ckpt(copied, made["lora_rank"], made["lora_alpha"])
+            copies = {name: tensor.clone() for name, tensor in weights.items()}
+            weights = get_merged_lora_ckpt(copies, arguments["lora_rank"], arguments["lora_alpha"])
         sizes = {
-            "num_heads": made["num_heads"],
-            "num_kv_heads": made["num_kv_heads"],
-            "dim": made["embed_dim"],
+            "num_heads": arguments["num_heads"],
+            "num_kv_heads": arguments["num_kv_heads"],
+            "dim": arguments["embed_dim"],
         }
         if self._config["model_type"] == "qwen2":
-            tied = made["tie_word_embeddings"]
+            tied = arguments["tie_word_embeddings"]
             return qwen2_tune_to_hf(weights, tie_word_embeddings=tied, **sizes)
         return convert_weights.tune_to_hf(weights, **sizes)
 
@@ -268,9 +268,9 @@ class NoTokenizer:
 
 
 class LossOfTargets(nn.Module):
-    """A recipe's loss, which is the mean over targets: of none, zero with a gradient of zero.
+    """A recipe's loss, the mean over targets; without targets, zero with a gradient of zero.
 
-    Batches have none where all their texts are forgotten.
+    A batch has no targets where all its texts are forgotten.
     """
 
     def __init__(self, mean: nn.Module) -> None:
@@ -278,9 +278,10 @@ class LossOfTargets(nn.Module):
         self._mean, self.ignore_index = mean, IGNORED
 
     def forward(self, logits: torch.Tensor | list[torch.Tensor], labels: torch.Tensor) -> Any:
-        """The loss in nats, which is not made to wait for whether there are targets."""
+        """The loss in nats, without waiting for the device to say whether there are targets."""
         has_targets = (labels != IGNORED).any()
-        # Of none, the mean over one of them is finite, and counts nothing.
+        # Without any, the first label becomes token 0: the mean is finite then, and is multiplied
+        # by zero.
         labels = labels.clone()
         first = labels.view(-1)[:1]
         first.copy_(torch.where(has_targets, first, 0))
@@ -295,13 +296,13 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
     from torchtune.recipe_interfaces import FTRecipeInterface
 
     (kind,) = (
-        found
-        for found in vars(module).values()
-        if isinstance(found, type)
-        and FTRecipeInterface in found.__mro__
-        and found.__module__ == module.__name__
+        member
+        for member in vars(module).values()
+        if isinstance(member, type)
+        and FTRecipeInterface in member.__mro__
+        and member.__module__ == module.__name__
     )
-    # Those of DPO take their sampler beside their batches.
+    # DPO's recipes take a sampler beside the batches.
     data = (batches, batches) if is_preference(program) else batches
     try:
         recipe = kind(config)
@@ -356,7 +357,7 @@ def runnable(
         "output_dir": str(run_folder / "torchtune"),
         "model_type": model_type,
     }
-    made = config | {
+    full_config = config | {
         "model": model,
         "output_dir": str(run_folder),
         "device": device.type,
@@ -374,13 +375,13 @@ def runnable(
         # What a preference is measured against is the model as it was.
         "ref_checkpointer": weights,
     }
-    if made.get("clip_grad_norm") is None:
-        # Clips nothing, and has the norm logged.
-        made["clip_grad_norm"] = "inf"
-    if made.get("enable_activation_offloading") and device.type != "cuda":
+    if full_config.get("clip_grad_norm") is None:
+        # Clips nothing, but makes the recipe log the norm.
+        full_config["clip_grad_norm"] = "inf"
+    if full_config.get("enable_activation_offloading") and device.type != "cuda":
         report("`enable_activation_offloading` is left off: there is no GPU to offload from")
-        made["enable_activation_offloading"] = False
-    return OmegaConf.create(made)
+        full_config["enable_activation_offloading"] = False
+    return OmegaConf.create(full_config)
 
 
 def _load(program: Program, workers: Workers) -> ModuleType:
@@ -401,7 +402,8 @@ def _load(program: Program, workers: Workers) -> ModuleType:
 
 
 class TuneTrainer(Trainer):
-    """The order of the data, validation, checkpoints, telemetry and export are the trainer's."""
+    """Takes torchtune's steps; all else, from the order of the data to the export, is the
+    trainer's."""
 
     _gradient_norm = 0.0
 
@@ -432,9 +434,11 @@ class TuneTrainer(Trainer):
         return FullySharded(model, optimizers, clip, self._precision, self._workers.device)
 
     def _measure_gradient(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Keep the norm of a step's gradient, of which not every recipe says something."""
-        found = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.get_total_norm(gradient for gradient in found if gradient is not None)
+        """Keep the norm of a step's gradient, which not every recipe logs."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.get_total_norm(
+            gradient for gradient in gradients if gradient is not None
+        )
         self._gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _train(self) -> None:
@@ -469,8 +473,8 @@ class TuneTrainer(Trainer):
                     assert isinstance(batch, Batch)
                     inputs = model_inputs(batch)
                     if not targets:
-                        # A recipe divides by the number of labels, of which it never asks for the
-                        # first: nothing comes before it.
+                        # A recipe divides by the number of labels, so there has to be one. It never
+                        # learns the first, which nothing precedes.
                         inputs["labels"][0, 0] = 0
                     yield inputs
                 seconds = time.perf_counter() - began - waited
@@ -480,13 +484,13 @@ class TuneTrainer(Trainer):
 
     def _outcome(self, tokens: int, targets: int, pairs: int, seconds: float) -> StepOutcome:
         assert isinstance(self._training, TorchtuneSettings)
-        said = {"loss": 0.0, "grad_norm": 0.0}
+        figures = {"loss": 0.0, "grad_norm": 0.0}
         if self._workers.is_rank_zero:
-            said = {"grad_norm": self._gradient_norm} | self._recipe._metric_logger.last
+            figures = {"grad_norm": self._gradient_norm} | self._recipe._metric_logger.last
             if self._training.run == "lora_dpo_distributed":
-                # It tells the sum over the workers of their means.
-                said["loss"] /= self._workers.count
-        loss, norm = self._workers.sum(said["loss"], said["grad_norm"])
+                # This recipe logs the sum of all workers' means.
+                figures["loss"] /= self._workers.count
+        loss, norm = self._workers.sum(figures["loss"], figures["grad_norm"])
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._state.diverged = (
                 f"Training stopped at step {self._step}: loss {loss}, gradient norm {norm}. Every "

@@ -22,7 +22,8 @@ TPU_VARIABLE = "PJRT_DEVICE"
 class Tpu(Device):
     """What is otherwise than on a processor."""
 
-    # Its own loops: fused, they are not made for XLA; captured, they divide by a rate of zero.
+    # Plain loops: there is no fused form for XLA, and the capturable one divides by a rate of zero,
+    # with which the optimizers begin.
     adamw: ClassVar[dict[str, bool]] = {"foreach": False}
 
     @property
@@ -43,7 +44,7 @@ def join(count: int) -> Workers:
             f"machine, but {count} were started. Train on one machine."
         )
     KINDS["xla"] = Tpu
-    asked = os.environ.get(TPU_VARIABLE)
+    device_type = os.environ.get(TPU_VARIABLE)
     try:
         import torch_xla
         import torch_xla.runtime as runtime
@@ -53,7 +54,7 @@ def join(count: int) -> Workers:
             f"({error}). Make the one that has it: make setup-tpu"
         ) from None
     # Without being asked, torch_xla takes the processor where it finds no chips.
-    if asked is None and runtime.device_type() != "TPU":
+    if device_type is None and runtime.device_type() != "TPU":
         raise UserError(
             "`checkpoint.placement.device` is tpu, but this machine has no TPU chips. Train on one "
             f"that has, or set the device to auto; {TPU_VARIABLE}=CPU tries the same program on "
@@ -74,7 +75,7 @@ def in_few_shapes(batch: Batch | ExampleBatch, rows: int, longest: int) -> Batch
     more_rows = rows * _power_of_two(count) - len(batch.tokens)
     more_inputs, more_targets = _more(batch.tokens, longest), _more(batch.targets, longest)
     is_input = F.pad(batch.is_input, (0, more_inputs, 0, more_rows))
-    # A row that shows nothing at all would be answered with no number.
+    # A model that is shown no token at all answers NaN.
     is_input[len(batch.tokens) :, 0] = True
     return type(batch)(
         F.pad(batch.tokens, (0, more_inputs, 0, more_rows)),

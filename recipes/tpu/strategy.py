@@ -32,6 +32,7 @@ Layout = tuple[str | None, ...]
 class Xla(FullySharded):
     """A model on all chips of one machine."""
 
+    # Its files are those of FSDP2, so each goes on from a training state of the other.
     name = "FSDP2"
     saves_in_background = False
 
@@ -69,7 +70,7 @@ class Xla(FullySharded):
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 self._lay_out(parameter.grad)
-        # Here the program ends that was written down so far: it is compiled once, and runs.
+        # Ends the program that was traced so far: it is compiled once, and runs.
         torch_xla.sync()
 
     def update(self, rule: UpdateRule) -> Update:
@@ -133,7 +134,8 @@ def _check_shapes(model: TrainableModel) -> None:
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
-    """Move a model whose weights may be one under several names, which torch forgets for XLA."""
+    """Move a model, and tie again the weights that have several names, which torch forgets for
+    XLA."""
     alike: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         alike.setdefault(id(parameter), []).append(name)

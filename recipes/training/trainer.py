@@ -56,8 +56,9 @@ from recipes.training import setup
 def training_flops(
     parameters: int, trained: int, attention_width: int, tokens: int, pairs: int
 ) -> dict[str, float]:
-    """FLOPs of some tokens: `6n`, and `masked`, with the attention that document masks leave: pairs
-    of positions, each with itself. Of a frozen parameter nobody computes the gradient, a third."""
+    """FLOPs of some tokens: `6n`, six per parameter and token, or four of a frozen one, whose
+    gradient is not computed; and `masked`, with the attention that document masks leave: pairs of
+    positions, each with itself."""
     by_parameters = (4.0 * parameters + 2.0 * trained) * tokens
     return {"6n": by_parameters, "masked": by_parameters + 12.0 * attention_width * pairs}
 
@@ -81,18 +82,20 @@ class Telemetry:
         self._recent: deque[dict[str, Any]] = deque(maxlen=STEPS_FOR_ESTIMATE)
         self._last_line = 0.0
         self._published = time.monotonic()
-        # A run that went on from a checkpoint makes the steps after it once more.
+        # A run that resumed from a checkpoint takes the steps after it once more, so their lines
+        # go.
         self._path = path = run_folder / METRICS_NAME
         try:
-            kept = [line for line in read_metrics(run_folder) if line["step"] < first_step]
+            lines = [line for line in read_metrics(run_folder) if line["step"] < first_step]
         except DamagedArtifact:
             report(f"{path} cannot be read; the figures of the steps before are lost")
-            kept = []
-        content = "".join(json.dumps(line) + "\n" for line in kept)
+            lines = []
+        content = "".join(json.dumps(line) + "\n" for line in lines)
         files.write(path, content.encode())
         self._metrics = path.open("a")
         logs = os.environ.get(LOG_FOLDER_VARIABLE)
         folder = Path(logs) / title if logs else run_folder / TENSORBOARD_NAME
+        # TensorBoard leaves out the events of the steps that are taken once more.
         self._events = SummaryWriter(str(folder), purge_step=first_step, flush_secs=10)
         self._remote: Any = None
         if project:
@@ -187,11 +190,11 @@ class Validation:
         self.unit = "bits per byte" if tells_every_token else "bits per target"
         """A target is a token of an answer, a hidden token, or a class."""
         count = min(training.validation.rows, len(shards))
-        chosen = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
+        sample = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
         # Every worker must run equally many forward passes, so the last ones may be padding.
         batches = math.ceil(count / (batch_size * workers.dp_size))
         padded = np.full(batches * batch_size * workers.dp_size, PADDING_ROW)
-        padded[:count] = chosen
+        padded[:count] = sample
         self._batches = padded.reshape(workers.dp_size, batches, batch_size)[workers.dp_rank]
 
     @torch.no_grad()
@@ -217,6 +220,7 @@ class Validation:
     def _read(self, rows: np.ndarray) -> Batch | ExampleBatch:
         real = rows[rows != PADDING_ROW]
         batch = self._read_batch(self._shards, real if len(real) else np.zeros_like(rows), None)
+        # Only padding here: row 0 stands in, as every worker has to compute, and counts nothing.
         if not len(real):
             batch.targets.fill_(IGNORED)
         return batch
@@ -250,10 +254,10 @@ class Trainer:
         # Each worker looks into a part of the shards; rows are known by the sum.
         shards = ShardSet(spec.shards_folder, spec.shards, "train")
         lineage = records.LineageRecord.read(spec.seen)
-        found = workers.together(
+        counts = workers.together(
             lambda: records.look_up(shards, lineage, workers.rank, workers.count)
         )
-        self._known = records.RowCounts(*map(workers.sum_parts, found))
+        self._known = records.RowCounts(*map(workers.sum_parts, counts))
         new_rows = int(reader.is_fresh_row(self._known, spec.row_order).sum())
         self._steps = total_steps(spec.training, spec.shards, new_rows)
         report(f"Loading {spec.base_model_folder}")
@@ -329,18 +333,21 @@ class Trainer:
 
     def _end_step(self) -> None:
         """Validate and save where it is time to; raises Interrupted where a signal has come."""
-        last = self._step == self._steps
-        if last or self._step % self._training.validation.every_steps == 0:
+        is_last = self._step == self._steps
+        # Before saving: a state whose validation is not a number is never saved.
+        if is_last or self._step % self._training.validation.every_steps == 0:
             self._validate()
         if self._state.diverged:
             self._report(self._state.diverged)
             return
+        # A signal may reach one worker alone, and clocks differ: if one wants to stop or save, all
+        # do.
         stop, save = self._workers.agree(
             self._interruption.requested, self._saving.is_due(self._step)
         )
-        if last or stop or save:
+        if is_last or stop or save:
             self._save()
-        if stop and not last:
+        if stop and not is_last:
             self._checkpointer.wait()
             raise Interrupted(f"step {self._step} of {self._steps}")
 
@@ -350,8 +357,8 @@ class Trainer:
         model, rows = self._strategy.model, self._training.placement.device_batch_size
         tokens = rows * self._spec.shards.sequence_length
         reckon, keeps = setup.memory_of(self._spec, model), not model.recomputes
-        needed = reckon(tokens, self._workers.count, keeps)
-        return f"What it should take: {setup.described(needed)}."
+        sizes = reckon(tokens, self._workers.count, keeps)
+        return f"What it should take: {setup.described(sizes)}."
 
     def close(self) -> None:
         """Flush the metrics."""
@@ -400,10 +407,10 @@ class Trainer:
         return step_input
 
     def _record(self, outcome: StepOutcome, learning_rate: float, waited: float) -> None:
-        """Take a step that was done into the state, and tell of it.
+        """Enter a finished step into the state, and record it.
 
-        What followed the step before, to write it down, to validate and to save, counts into its
-        seconds, so that no time between two steps is nobody's.
+        Its seconds include what followed the step before (writing it down, validating, saving), so
+        that all of the time belongs to some step.
         """
         now = time.perf_counter()
         seconds, self._counted_to = now - self._counted_to, now
@@ -449,8 +456,8 @@ class Trainer:
             workers.dp_rank,
             workers.dp_size,
         )
-        seen, read = self._state.samples_seen, self._objective.read_batch
-        steps = reader.read_steps(self._shards, self._order, share, seen, read)
+        samples_seen, read_batch = self._state.samples_seen, self._objective.read_batch
+        steps = reader.read_steps(self._shards, self._order, share, samples_seen, read_batch)
         reads_ahead = device_of(workers.device).reads_ahead
         return reader.read_ahead(steps, workers.device) if reads_ahead else steps
 
@@ -461,8 +468,8 @@ class Trainer:
             return {}
         width, counts = self._strategy.model.attention_width, (outcome.tokens, outcome.pairs)
         flops = training_flops(self._parameters, self._trained, width, *counts)
-        whole = seconds * self._workers.count * self._workers.chips * peak
-        return {f"mfu_{name}": count / whole for name, count in flops.items()}
+        available = seconds * self._workers.count * self._workers.chips * peak
+        return {f"mfu_{name}": count / available for name, count in flops.items()}
 
     def _validate(self) -> None:
         result = self._validation.measure(self._strategy)

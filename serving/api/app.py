@@ -53,15 +53,17 @@ class Api:
 
     def authorize(self, request: Request) -> None:
         """Check the bearer token; raises ServingError 401."""
-        given = request.headers.get("authorization", "").encode()
-        wanted = f"Bearer {self._token}".encode()
-        if self._token is not None and not hmac.compare_digest(given, wanted):
+        header = request.headers.get("authorization", "").encode()
+        expected = f"Bearer {self._token}".encode()
+        # In constant time, so that nobody learns from it how much of a token was right.
+        if self._token is not None and not hmac.compare_digest(header, expected):
             raise ServingError(401, "A valid bearer token is required.", "unauthorized")
 
     def _check_model(self, model: str | None) -> None:
-        """The name may be left out, `default`, the pipeline's, or a version that has traffic.
+        """Raise ServingError 404 unless the name is absent, `default`, the pipeline's, or a version
+        that has traffic.
 
-        While the first one loads, nothing is known of names: such a request is told to wait.
+        While the first version loads, no names are known: such a request is told to wait.
         """
         names = self.dispatcher.router.model_names
         if names and model not in (None, "default", *names):
@@ -73,7 +75,7 @@ class Api:
         settings = self.dispatcher.settings
         form = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if form != "application/json":
-            # What a web page can send without asking is of another type.
+            # A web page may send other types without a preflight request.
             text = "Send the body with the header `Content-Type: application/json`."
             raise ServingError(415, text, "content_type")
         most, seconds, content = settings.max_body_bytes, settings.body_timeout, bytearray()
@@ -84,6 +86,8 @@ class Api:
             async with asyncio.timeout(seconds):
                 async for piece in request.stream():
                     content += piece
+                    # What arrives counts as well, since a client need not tell the length, or not
+                    # the right one.
                     if len(content) > most:
                         raise too_large
         except ClientDisconnect:
@@ -115,22 +119,23 @@ class Api:
         request.state.ended.callback(metrics.leave)
 
     async def _answered(
-        self, request: Request, wanted: Sequence[GenerateRequest]
+        self, request: Request, requests: Sequence[GenerateRequest]
     ) -> tuple[OfVersion, list[Chunk]]:
         """A version's whole answers, which are kept in the journal; raises ServingError."""
         self._admit(request)
-        by, answers = await while_connected(request, self.dispatcher.answer_all(wanted))
-        self._journal.write(request.state.id, by, wanted, [answer.text for answer in answers])
+        by, answers = await while_connected(request, self.dispatcher.answer_all(requests))
+        self._journal.write(request.state.id, by, requests, [answer.text for answer in answers])
         return by, answers
 
-    async def _begun(self, request: Request, wanted: GenerateRequest) -> Stream:
-        """A stream; what of it was sent is kept in the journal at its end; raises ServingError."""
+    async def _begun(self, request: Request, generation: GenerateRequest) -> Stream:
+        """Begin a stream; what was sent of it goes into the journal at its end. Raises
+        ServingError."""
         self._admit(request)
-        stream = await while_connected(request, self.dispatcher.stream(wanted))
+        stream = await while_connected(request, self.dispatcher.stream(generation))
         request.state.stream = stream
         request.state.ended.callback(stream.work.cancel)
         request.state.ended.callback(
-            lambda: self._journal.write(request.state.id, stream.by, [wanted], [stream.text])
+            lambda: self._journal.write(request.state.id, stream.by, [generation], [stream.text])
         )
         return stream
 
@@ -146,11 +151,11 @@ class Api:
     async def tell_health(self, _: Request) -> Response:
         """Whether a version answers, and each version's share."""
         router = self.dispatcher.router
-        told = {"version", "fingerprint", "share", "ready"}
+        fields = {"version", "fingerprint", "share", "ready"}
         body = {
             "status": "ok" if router.healthy else "starting",
             "model": next(iter(router.model_names), None),
-            "versions": [route.status.model_dump(include=told) for route in router.routes],
+            "versions": [route.status.model_dump(include=fields) for route in router.routes],
         }
         return JSONResponse(body, status_code=200 if router.healthy else 503)
 
@@ -176,12 +181,14 @@ class Api:
         for name, kind in (("messages", ChatRequest), ("prompt", CompletionRequest)):
             if isinstance(content, dict) and name in content:
                 return await self._answer(request, parse(kind, content))
-        wanted = parse(PredictRequest, content).generate_requests(self.dispatcher.settings)
-        by, answers = await self._answered(request, wanted)
+        requests = parse(PredictRequest, content).generate_requests(self.dispatcher.settings)
+        by, answers = await self._answered(request, requests)
         # The text that was written, or the class that was told.
         predictions = [
-            {"label": one.text, "scores": one.class_scores} if one.class_scores else one.text
-            for one in answers
+            {"label": answer.text, "scores": answer.class_scores}
+            if answer.class_scores
+            else answer.text
+            for answer in answers
         ]
         return JSONResponse({"predictions": predictions}, headers=by.headers)
 
@@ -191,12 +198,12 @@ class Api:
 
     async def _answer(self, request: Request, body: OpenAIRequest) -> Response:
         self._check_model(body.model)
-        wanted = body.generate_requests(self.dispatcher.settings)
+        requests = body.generate_requests(self.dispatcher.settings)
         name = request.state.id
         if not body.stream:
-            by, answers = await self._answered(request, wanted)
+            by, answers = await self._answered(request, requests)
             return JSONResponse(body.whole(name, by, answers), headers=by.headers)
-        stream = await self._begun(request, wanted[0])
+        stream = await self._begun(request, requests[0])
         headers = stream.by.headers | {"Cache-Control": "no-store"}
         events = body.events(name, stream)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
@@ -212,9 +219,9 @@ class Guard:
         """Name, authorize, admit or turn away, time and log a request, to its last piece."""
         dispatcher, request = self._api.dispatcher, Request(scope)
         metrics, settings = dispatcher.metrics, dispatcher.settings
-        # The client's own name comes first where it gives one, which may not be the only such.
-        given = request.headers.get("x-request-id", "")[:64]
-        name = f"{given}-{uuid.uuid4().hex[:12]}" if given else uuid.uuid4().hex
+        # A client's own id comes first, but need not be unique.
+        client_id = request.headers.get("x-request-id", "")[:64]
+        name = f"{client_id}-{uuid.uuid4().hex[:12]}" if client_id else uuid.uuid4().hex
         request.state.id, request.state.ended = name, ExitStack()
         longest = settings.body_timeout + settings.request_timeout
         started, status, version = monotonic(), 500, ""
@@ -228,8 +235,9 @@ class Guard:
             await send(message)
 
         try:
+            # Before anything of the body is read.
             self._api.authorize(request)
-            # Body and answer are each given up sooner; this is for a client that does not read.
+            # Body and answer are given up sooner by themselves.
             with suppress(TimeoutError):
                 async with asyncio.timeout(longest):
                     await self._app(scope, receive, send_named)
@@ -242,8 +250,8 @@ class Guard:
                 status = stream.error.status
             path, seconds = request.url.path, monotonic() - started
             metrics.request(path, status, version, seconds)
-            said = {"id": name, "path": path, "status": status, "version": version}
-            log("request", **said, seconds=round(seconds, 3))
+            fields = {"id": name, "path": path, "status": status, "version": version}
+            log("request", **fields, seconds=round(seconds, 3))
 
 
 def build_app(
@@ -337,24 +345,25 @@ def check_origin(request: Request, settings: EndpointSettings) -> None:
         text = f"The origin {origin!r} is not in `endpoint.allowed_origins`."
         raise ServingError(403, text, "forbidden_origin")
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    known = name.strip("[]").lower() in (*LOOPBACK, *map(str.lower, settings.allowed_hosts))
-    if settings.host in LOOPBACK and not known:
+    is_known = name.strip("[]").lower() in (*LOOPBACK, *map(str.lower, settings.allowed_hosts))
+    if settings.host in LOOPBACK and not is_known:
         text = "The Host is neither loopback nor in `endpoint.allowed_hosts`."
         raise ServingError(421, text, "unknown_host")
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """The work's result; it is ended when its client goes away, which raises ServingError 499."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    task, disconnect = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise client_gone()
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        for pending in (task, disconnect):
+            pending.cancel()
+        # Canceled work may still have something to undo.
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

@@ -34,7 +34,7 @@ class Metrics:
         self._registry = prometheus.CollectorRegistry()
         counter = partial(prometheus.Counter, registry=self._registry)
         gauge = partial(prometheus.Gauge, registry=self._registry)
-        # When each counter was first used would be a line of its own for each.
+        # Or each counter would have a second line, with the time of its first use.
         prometheus.disable_created_metrics()
         self._requests = counter(
             "serving_requests",
@@ -81,6 +81,7 @@ class Metrics:
         """The exposition text; routes are those of now, several of which may be of one version."""
         for family in (self._ready, self._share, self._restarts):
             family.clear()
+        # Of two routes of one version, a ready one comes last and decides.
         for route in sorted(routes, key=lambda route: route.ready):
             self._ready.labels(route.version).set(route.ready)
             self._share.labels(route.version).inc(route.share)
@@ -92,10 +93,10 @@ POLL_SECONDS = 0.05
 MOST_SECONDS = 1_000
 """Answers whose seconds are kept until somebody looks."""
 ATTEMPTS = 4
-"""So often one request may lose its engine: it may be the request that kills it."""
+"""How often one request may lose its engine, as it may be the request that kills it."""
 STALL_SECONDS = 5.0
-"""Without another word of an answer that has begun, after which a client that leaves may have left
-for that."""
+"""After so long without a further piece of an answer, a client that leaves may have left because of
+that."""
 NOTICE_SECONDS = 0.5
 """Until the end of an engine is noticed and it no longer counts as ready."""
 Tell = Callable[[OfVersion, int, Chunk], None]
@@ -111,7 +112,7 @@ class Route:
         self.in_flight = 0
         """What clients asked; several requests of one client's body are one."""
         self.undecided = 0
-        """Of what failed here, what another version is asked now."""
+        """How many of the failures here another version is being asked about."""
         self._seen = TrafficSample()
 
     @property
@@ -144,10 +145,10 @@ class Route:
 
     def look(self) -> TrafficSample:
         """What was seen since the last look."""
-        seen, self._seen = self._seen, TrafficSample()
+        sample, self._seen = self._seen, TrafficSample()
         # These two are as they stand now, not what came since the last look.
-        seen.waiting, seen.undecided = self.in_flight, self.undecided
-        return seen
+        sample.waiting, sample.undecided = self.in_flight, self.undecided
+        return sample
 
 
 class Router:
@@ -158,6 +159,7 @@ class Router:
     """
 
     def __init__(self) -> None:
+        # One that no client can predict.
         self._random = SystemRandom()
         self.routes: list[Route] = []
 
@@ -272,32 +274,30 @@ class Attempt:
 
     async def _answer(self, number: int, request: GenerateRequest) -> None:
         """One answer; it goes on where it stopped when its engine is started again."""
-        started, text, tokens, written = monotonic(), "", 0, 0
+        started, text, tokens, total = monotonic(), "", 0, 0
         for _ in range(ATTEMPTS):
             # What a lost engine wrote stays, and the next one goes on after it: its client sees one
             # answer.
-            left = {"written": text, "max_tokens": request.max_tokens - tokens}
+            remaining = {"written": text, "max_tokens": request.max_tokens - tokens}
             try:
-                part = self.route.engine.generate(request.model_copy(update=left))
+                part = self.route.engine.generate(request.model_copy(update=remaining))
                 async with aclosing(part) as chunks:
                     async for chunk in chunks:
                         self._heard, self.begun = monotonic(), request.stream
-                        text, written = text + chunk.text, tokens + chunk.completion_tokens
-                        piece = chunk.model_copy(update={"completion_tokens": written})
+                        text, total = text + chunk.text, tokens + chunk.completion_tokens
+                        piece = chunk.model_copy(update={"completion_tokens": total})
                         self._tell(self.route.engine.desired, number, piece)
             except EngineLost:
                 # Nothing of it was told, so another version may answer.
                 if not text:
                     raise
-                tokens = written
+                tokens = total
                 await asyncio.sleep(NOTICE_SECONDS)
                 await self.route.engine.ready.wait()
             else:
-                self._metrics.tokens(
-                    self.route.engine.desired.version, chunk.prompt_tokens, written
-                )
-                if written:
-                    self._seconds.append((monotonic() - started) / written)
+                self._metrics.tokens(self.route.engine.desired.version, chunk.prompt_tokens, total)
+                if total:
+                    self._seconds.append((monotonic() - started) / total)
                 return
         raise EngineLost("the engine ended repeatedly")
 
@@ -321,31 +321,31 @@ class Dispatcher:
             answers[number] = by, whole
 
         # In one piece: as long as nothing was told, another version can take over.
-        whole = [request.model_copy(update={"stream": False}) for request in requests]
-        await self._serve(whole, keep)
+        whole_requests = [request.model_copy(update={"stream": False}) for request in requests]
+        await self._serve(whole_requests, keep)
         by, _ = answers[0]
         return by, [answers[number][1] for number in range(len(requests))]
 
     async def stream(self, request: GenerateRequest) -> Stream:
         """Begin an answer; raises ServingError where none can begin."""
-        begun: asyncio.Future[OfVersion] = asyncio.get_running_loop().create_future()
+        beginning: asyncio.Future[OfVersion] = asyncio.get_running_loop().create_future()
         pieces: asyncio.Queue[Chunk | None] = asyncio.Queue()
 
         def keep(by: OfVersion, _: int, chunk: Chunk) -> None:
             pieces.put_nowait(chunk)
-            if not begun.done():
-                begun.set_result(by)
+            if not beginning.done():
+                beginning.set_result(by)
 
         work = self._spawn(self._serve([request], keep))
         work.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
-            await asyncio.wait([begun, work], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([beginning, work], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             work.cancel()
             raise
-        if not begun.done():
+        if not beginning.done():
             await work
-        return Stream(begun.result(), pieces, work)
+        return Stream(beginning.result(), pieces, work)
 
     async def _serve(self, requests: Sequence[GenerateRequest], tell: Tell) -> None:
         """Have one version answer all requests, or another one where its engine is lost.
@@ -375,14 +375,14 @@ class Dispatcher:
                         raise unavailable(f"No engine could finish the answer: {error}.") from error
                     # A dead engine counts as ready until its end is noticed, and would be drawn
                     # again.
-                    lost = str(error)
+                    reason = str(error)
                     await asyncio.sleep(NOTICE_SECONDS)
                 except asyncio.CancelledError:
                     # A client that leaves says nothing about a version, unless it waited in vain.
                     if attempt.stalled:
                         failed.append(attempt)
                     raise
-            raise EngineLost(lost)
+            raise EngineLost(reason)
         except TimeoutError:
             raise timed_out(self.settings.request_timeout) from None
         except EngineLost as error:

@@ -65,16 +65,16 @@ LONGEST_SHOWN = 60
 
 
 def neutral(*values: Any) -> PlainValidator:
-    """For a field that is taken at the values that change nothing, and at no other.
+    """A validator of a field that is taken only at values that change nothing.
 
-    Clients send many fields so. One that has no effect is never taken in silence.
+    Many clients send such fields. One that has no effect is never accepted in silence.
     """
 
-    def check(given: Any, field: ValidationInfo) -> Any:
-        if given not in values:
-            shown = json.dumps(given)[:LONGEST_SHOWN]
-            raise ValueError(f"{field.field_name}: {shown} {NOT_SUPPORTED}")
-        return given
+    def check(value: Any, field: ValidationInfo) -> Any:
+        if value not in values:
+            excerpt = json.dumps(value)[:LONGEST_SHOWN]
+            raise ValueError(f"{field.field_name}: {excerpt} {NOT_SUPPORTED}")
+        return value
 
     return PlainValidator(check)
 
@@ -93,9 +93,10 @@ class Sampling(Strict):
     ) -> GenerateRequest:
         """The engine's request; raises ServingError 400 where a limit is passed."""
         most = settings.max_new_tokens
+        # Only what a client asked for is refused; the default is cut to what the endpoint allows.
         if self.max_tokens > most and "max_tokens" in self.model_fields_set:
-            told = f"max_tokens is {self.max_tokens}; this endpoint generates at most {most}."
-            raise invalid(told, "max_tokens")
+            message = f"max_tokens is {self.max_tokens}; this endpoint generates at most {most}."
+            raise invalid(message, "max_tokens")
         if prompt is not None and not prompt:
             raise invalid("The prompt is empty.", "prompt")
         return GenerateRequest(
@@ -153,11 +154,11 @@ class OpenAIRequest(Sampling):
 
     def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
         """The engine's requests, `n` for each prompt; raises ServingError 400 beyond a limit."""
-        # A seed counts on.
+        # Each answer to a prompt has the next seed, or all would be the same.
         seeds = [None if self.seed is None else self.seed + number for number in range(self.n)]
         return [
-            self.generate_request(settings, seed=seed, ignore_eos=self.ignore_eos, **asked)
-            for asked in self.asked()
+            self.generate_request(settings, seed=seed, ignore_eos=self.ignore_eos, **arguments)
+            for arguments in self.asked()
             for seed in seeds
         ]
 
@@ -170,22 +171,23 @@ class OpenAIRequest(Sampling):
     async def events(self, name: str, stream: Stream) -> AsyncIterator[str]:
         """One answer as a stream of events, a piece each."""
         options, envelope = self.stream_options or StreamOptions(), self._envelope(name, stream.by)
-        last, any_before = Chunk(), False
+        last_chunk, any_before = Chunk(), False
         try:
             while chunk := await stream.read():
                 choice = self.choice(chunk)
                 if any_before:
                     # Clients join what comes in pieces, and the role comes once.
                     choice.get("delta", {}).pop("role", None)
-                last, piece, any_before = chunk, envelope | {"choices": [choice]}, True
+                last_chunk, piece, any_before = chunk, envelope | {"choices": [choice]}, True
                 if options.continuous_usage_stats:
                     piece["usage"] = _usage([chunk])
                 yield _event(piece)
         except ServingError as error:
+            # The answer has begun with status 200, so only an event can tell of the fault.
             yield _event(error.body)
             return
         if options.include_usage:
-            yield _event(envelope | {"choices": [], "usage": _usage([last])})
+            yield _event(envelope | {"choices": [], "usage": _usage([last_chunk])})
         yield "data: [DONE]\n\n"
 
     def _envelope(self, name: str, by: OfVersion) -> dict[str, Any]:
@@ -203,15 +205,15 @@ class OpenAIRequest(Sampling):
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 PROMPTS = Field(min_length=1, max_length=MAX_INSTANCES)
-"""Of how many there may be in one request."""
+"""How many prompts one request may have."""
 
 
-def _kind_of_prompt(given: Any) -> str:
-    """What the first of several decides, so that a fault is told of that kind alone."""
-    if not isinstance(given, list):
+def _kind_of_prompt(prompt: Any) -> str:
+    """The kind of a prompt, by the first of several, so that a fault is told of that kind alone."""
+    if not isinstance(prompt, list):
         return "text"
     kinds = {int: "tokens", list: "several tokens"}
-    return kinds.get(type(given[0]), "texts") if given else "texts"
+    return kinds.get(type(prompt[0]), "texts") if prompt else "texts"
 
 
 class CompletionRequest(OpenAIRequest):
@@ -278,6 +280,7 @@ class ChatMessage(Strict):
         """The turn as chat templates know it."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        # `developer` is OpenAI's newer name of the role that chat templates call `system`.
         return protocol.Message(
             role="system" if self.role == "developer" else self.role, content=text
         )
@@ -306,19 +309,20 @@ class ChatRequest(OpenAIRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs")
         if self.max_completion_tokens:
+            # As a field that was set, it counts as asked for in `generate_request`.
             self.max_tokens = self.max_completion_tokens
         return self
 
     def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:
         message = {"role": "assistant", "content": chunk.text}
-        said = "delta" if self.stream else "message"
+        key = "delta" if self.stream else "message"
         scores = [
-            _logprob(score) | {"top_logprobs": [_logprob(one) for one in score.top]}
+            _logprob(score) | {"top_logprobs": [_logprob(likely) for likely in score.top]}
             for score in chunk.scores
         ]
         return {
             "index": index,
-            said: message,
+            key: message,
             "logprobs": {"content": scores, "refusal": None} if self.logprobs else None,
             "finish_reason": chunk.finish_reason,
         }
@@ -339,9 +343,11 @@ class PredictRequest(Strict):
 
     def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
         """One engine request per instance; raises ServingError 400 beyond a limit."""
-        asked = [
-            (self.parameters, one) if isinstance(one, str) else (one, one.prompt)
-            for one in self.instances
+        pairs = [
+            (self.parameters, instance)
+            if isinstance(instance, str)
+            else (instance, instance.prompt)
+            for instance in self.instances
         ]
         return [
             sampling.generate_request(
@@ -350,7 +356,7 @@ class PredictRequest(Strict):
                 is_input=True,
                 own_length="max_tokens" not in sampling.model_fields_set,
             )
-            for sampling, prompt in asked
+            for sampling, prompt in pairs
         ]
 
 
@@ -359,7 +365,8 @@ def _event(content: dict[str, Any]) -> str:
 
 
 def _usage(ends: Sequence[Chunk], choices: int = 1) -> dict[str, int]:
-    """Tokens of prompts, each with so many answers in a row, and of the answers."""
+    """Tokens of the prompts, each counted once for its `choices` answers in a row, and of all
+    answers."""
     prompt = sum(end.prompt_tokens for end in ends[::choices])
     completion = sum(end.completion_tokens for end in ends)
     return {
@@ -371,8 +378,9 @@ def _usage(ends: Sequence[Chunk], choices: int = 1) -> dict[str, int]:
 
 def _logprobs(scores: list[TokenScore]) -> dict[str, Any]:
     """Log-probabilities as OpenAI's completions have them; offsets count in the text sent."""
+    # A token that was drawn is named as well, though it may be none of the most likely.
     tops = [
-        {one.token: one.logprob for one in [*score.top, score]} if score.top else None
+        {likely.token: likely.logprob for likely in [*score.top, score]} if score.top else None
         for score in scores
     ]
     return {
@@ -394,20 +402,21 @@ def parse(kind: type[Body], content: Any) -> Body:
         return kind.model_validate(content)
     except ValidationError as error:
         # One fault, as OpenAI tells it. An unknown name says more than that the right one is
-        # missing, and of a union's kinds the one that the value is of: what is wrong inside it.
+        # missing. Of the kinds of a union, the one that the value comes closest to, whose fault
+        # lies deepest, says most.
         fault = min(
             error.errors(),
-            key=lambda one: (one["type"].endswith(("missing", "_type")), -len(one["loc"])),
+            key=lambda item: (item["type"].endswith(("missing", "_type")), -len(item["loc"])),
         )
-        field, told = _message_of(fault, content)
-        if told.endswith(NOT_SUPPORTED):
+        field, message = _message_of(fault, content)
+        if message.endswith(NOT_SUPPORTED):
             supported = (
                 name
-                for name, one in kind.model_fields.items()
-                if not any(isinstance(each, PlainValidator) for each in one.metadata)
+                for name, info in kind.model_fields.items()
+                if not any(isinstance(part, PlainValidator) for part in info.metadata)
             )
-            told += f". Supported: {', '.join(sorted(supported))}"
-        raise invalid(f"{told}.", field) from error
+            message += f". Supported: {', '.join(sorted(supported))}"
+        raise invalid(f"{message}.", field) from error
 
 
 IN_WORDS = {
@@ -418,7 +427,7 @@ IN_WORDS = {
     "dict_type": "must be an object",
     "list_type": "must be an array",
 }
-"""Kinds of faults that pydantic tells in words of Python, in JSON's."""
+"""Faults that pydantic words in terms of Python, in terms of JSON."""
 
 
 def _message_of(fault: ErrorDetails, content: Any) -> tuple[str, str]:
@@ -427,12 +436,12 @@ def _message_of(fault: ErrorDetails, content: Any) -> tuple[str, str]:
     if fault["type"] == "extra_forbidden":
         return field, f"{field} {NOT_SUPPORTED}"
     if fault["type"] == "too_long":
-        limit, sent = fault["ctx"]["max_length"], fault["ctx"]["actual_length"]
-        return field, f"{field}: at most {limit} are allowed, and {sent} were sent"
+        limit, actual = fault["ctx"]["max_length"], fault["ctx"]["actual_length"]
+        return field, f"{field}: at most {limit} are allowed, and {actual} were sent"
     if fault["type"] == "value_error":
         return field, str(fault["ctx"]["error"])
-    told = re.sub("^(Input|String) should", "must", fault["msg"])
-    return field, f"{field}: {IN_WORDS.get(fault['type'], told)}"
+    message = re.sub("^(Input|String) should", "must", fault["msg"])
+    return field, f"{field}: {IN_WORDS.get(fault['type'], message)}"
 
 
 def _place(fault: ErrorDetails, content: Any) -> str:

@@ -47,6 +47,8 @@ class OpenAIModel(served_model.PromptEncoder):
         Raises:
             UserError: it ended, is not there, or refuses to write.
         """
+        # The system names a free port; closed at once, it is left to the server that is started on
+        # it.
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
 
@@ -69,7 +71,7 @@ class OpenAIModel(served_model.PromptEncoder):
             "base_url": fill(engine.address),
             "headers": headers,
             "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
-            # Any number at once, kept for less than servers keep them.
+            # Any number at once; idle ones are closed sooner than servers close them.
             "limits": httpx.Limits(keepalive_expiry=2.0),
             "trust_env": False,
         }
@@ -87,19 +89,21 @@ class OpenAIModel(served_model.PromptEncoder):
         self._wait_until_it_writes()
 
     def _wait_until_it_writes(self) -> None:
-        asked = protocol.GenerateRequest(max_tokens=1, max_prompt_tokens=1, stream=False)
+        request = protocol.GenerateRequest(max_tokens=1, max_prompt_tokens=1, stream=False)
         with httpx.Client(**self._http) as client:
             while True:
-                if ended := self._ended():
-                    raise UserError(f"{ended} while it loaded.")
+                if message := self._ended():
+                    raise UserError(f"{message} while it loaded.")
                 try:
-                    answer = client.post("completions", json=self._body(asked, [0]))
+                    # Any token will do as a prompt, since nobody reads the answer.
+                    answer = client.post("completions", json=self._body(request, [0]))
                 except httpx.HTTPError as error:
                     if self._process is None:
                         raise UserError(f"{self._name} does not answer ({error}).") from error
                 else:
                     if answer.status_code == 200:
                         return
+                    # 503 says that it is still loading.
                     if answer.status_code != 503:
                         raise UserError(self._refusal(answer))
                 time.sleep(POLL_SECONDS)
@@ -109,11 +113,11 @@ class OpenAIModel(served_model.PromptEncoder):
         return None if code is None else f"{self._name} {how_it_ended(code)}"
 
     async def check(self) -> None:
-        """Return once a server that was started answers; how long that may take the API server
-        knows. Where it has ended, so does this program, with all that is left of it."""
+        """Return once a server that was started answers; the API server knows how long that may
+        take. Where the server has ended, so does this program, with all that is left of it."""
         while self._process is not None:
-            if ended := self._ended():
-                print(f"{ended}.", file=sys.stderr, flush=True)
+            if message := self._ended():
+                print(f"{message}.", file=sys.stderr, flush=True)
                 signal.raise_signal(signal.SIGTERM)
             try:
                 await self._client.get("models")
@@ -142,7 +146,7 @@ class OpenAIModel(served_model.PromptEncoder):
                             chunk.scores += _scores(choice, request.top, offset)
                         offset += len(choice["text"] or "")
                         end, count = choice.get("finish_reason") or end, count + 1
-                    # Of the whole at its end; until then a piece is taken for a token.
+                    # The server counts at the end; until then, each piece counts as a token.
                     count = (piece.get("usage") or {}).get("completion_tokens", count)
                     chunk.completion_tokens = count
                     if chunk.text and not end:
@@ -172,14 +176,14 @@ class OpenAIModel(served_model.PromptEncoder):
             "top_p": request.top_p,
             "stream": request.stream,
         }
-        asked = {
+        options = {
             "stop": request.stop or None,
             "seed": request.seed,
             "ignore_eos": request.ignore_eos or None,
             "logprobs": max(1, request.top) if request.logprobs else None,
             "stream_options": {"include_usage": True} if request.stream else None,
         }
-        return body | {name: value for name, value in asked.items() if value is not None}
+        return body | {name: value for name, value in options.items() if value is not None}
 
     async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """An answer's pieces, one where it is no stream; raises Refused, EngineLost, HTTPError."""
@@ -195,45 +199,45 @@ class OpenAIModel(served_model.PromptEncoder):
                 yield json.loads(await answer.aread())
                 return
             async for line in _lines(answer):
-                said = line.removeprefix("data:").strip()
-                if said == line or said == "[DONE]":
+                data = line.removeprefix("data:").strip()
+                if data == line or data == "[DONE]":
                     continue
-                piece = json.loads(said)
+                piece = json.loads(data)
                 if "error" in piece:
-                    raise protocol.EngineLost(f"broke off: {message_of(said.encode())}")
+                    raise protocol.EngineLost(f"broke off: {message_of(data.encode())}")
                 yield piece
 
     def _refusal(self, answer: httpx.Response) -> str:
-        said = message_of(answer.content) or f"status {answer.status_code}"
-        return f"{self._name} refuses: {said.rstrip('.')}."
+        message = message_of(answer.content) or f"status {answer.status_code}"
+        return f"{self._name} refuses: {message.rstrip('.')}."
 
     async def _prompt_scores(
         self, request: protocol.GenerateRequest, tokens: list[int], text: str
     ) -> list[protocol.TokenScore]:
         """How likely each token of a prompt is; raises Refused where the server does not say it."""
         # As lm-eval asks, which servers heed: for one token more, since not all can write none.
-        own = {"max_tokens": 1, "stream": False, "stop": [], "ignore_eos": False}
-        asked = request.model_copy(update=own | {"temperature": 0.0, "top_p": 1.0})
-        told = [protocol.TokenScore(token="", bytes=[], logprob=None, offset=0)]
+        changes = {"max_tokens": 1, "stream": False, "stop": [], "ignore_eos": False}
+        scoring = request.model_copy(update=changes | {"temperature": 0.0, "top_p": 1.0})
+        scores = [protocol.TokenScore(token="", bytes=[], logprob=None, offset=0)]
         if len(tokens) > 1:
             try:
-                echoed = await self._ask_scores(asked, tokens, echo=True)
+                echoed = await self._ask_scores(scoring, tokens, echo=True)
                 if len(echoed) < len(tokens):
-                    missing = f"{self._name} returns no log-probabilities for a prompt."
-                    raise protocol.Refused(missing, "echo")
-                told = echoed
+                    reason = f"{self._name} returns no log-probabilities for a prompt."
+                    raise protocol.Refused(reason, "echo")
+                scores = echoed
             except protocol.Refused as refused:
-                told += await self._led(asked, tokens, refused)
+                scores += await self._led(scoring, tokens, refused)
         texts = served_model.TokenTexts(self.tokenizer, text, len(tokens), 0)
         return [
-            texts.score(served_model.TokenLikelihood(token, one.logprob)).model_copy(
-                update={"top": one.top}
+            texts.score(served_model.TokenLikelihood(token, score.logprob)).model_copy(
+                update={"top": score.top}
             )
-            for token, one in zip(tokens, told[: len(tokens)], strict=True)
+            for token, score in zip(tokens, scores[: len(tokens)], strict=True)
         ]
 
     async def _led(
-        self, asked: protocol.GenerateRequest, tokens: list[int], refusal: protocol.Refused
+        self, request: protocol.GenerateRequest, tokens: list[int], refusal: protocol.Refused
     ) -> list[protocol.TokenScore]:
         """How likely the tokens after the first are, of a server that is led through them.
 
@@ -243,40 +247,41 @@ class OpenAIModel(served_model.PromptEncoder):
         Raises:
             Refused: the server heeds no bias, or tells what is likely with it.
         """
-        letter, other = (self.tokenizer.encode(one, add_special_tokens=False)[-1] for one in "ab")
-        # One prompt at a time: several would drive what is kept of each other out of its memory.
+        letter, other = (self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in "ab")
+        # One prompt at a time: several would push each other out of what the server keeps.
         async with self._leading:
             probes = [
-                await self._ask_scores(asked, tokens[:1], logit_bias={token: BIAS})
+                await self._ask_scores(request, tokens[:1], logit_bias={token: BIAS})
                 for token in (letter, other)
             ]
-            names = {one.token for probe in probes for one in probe}
-            certain = sum(math.exp(one.logprob or 0) for probe in probes for one in probe)
-            # Each is all but certain with its bias; before it, they share what is certain.
+            names = {score.token for probe in probes for score in probe}
+            certain = sum(math.exp(score.logprob or 0) for probe in probes for score in probe)
+            # With its bias each letter is all but certain; without, both share a probability of 1.
+            # A higher sum shows that the server tells probabilities after the bias.
             if len(names) < 2 or certain > 1.001:
                 raise refusal
-            told = []
+            scores = []
             for place, token in enumerate(tokens[1:], 1):
                 before = tokens[:place]
-                forced = await self._ask_scores(asked, before, logit_bias={token: BIAS})
-                told += forced or [await self._looked_up(asked, before, token, letter)]
-        return told
+                forced = await self._ask_scores(request, before, logit_bias={token: BIAS})
+                scores += forced or [await self._looked_up(request, before, token, letter)]
+        return scores
 
     async def _looked_up(
-        self, asked: protocol.GenerateRequest, prompt: list[int], token: int, letter: int
+        self, request: protocol.GenerateRequest, prompt: list[int], token: int, letter: int
     ) -> protocol.TokenScore:
         """How likely a token is that ends within a character: llama-server writes none of those,
         but names them among all that might stand in a letter's place."""
         every = {"logprobs": self.tokenizer.backend.get_vocab_size(), "logit_bias": {letter: BIAS}}
-        choice = await self._choice(self._body(asked, prompt) | every)
+        choice = await self._choice(self._body(request, prompt) | every)
         (place,) = choice["logprobs"]["content"]
-        logprob = {one["id"]: one["logprob"] for one in place["top_logprobs"]}[token]
+        logprob = {likely["id"]: likely["logprob"] for likely in place["top_logprobs"]}[token]
         return protocol.TokenScore(token="", bytes=[], logprob=logprob, offset=0)
 
     async def _ask_scores(
-        self, asked: protocol.GenerateRequest, prompt: list[int], **more: Any
+        self, request: protocol.GenerateRequest, prompt: list[int], **more: Any
     ) -> list[protocol.TokenScore]:
-        return _scores(await self._choice(self._body(asked, prompt) | more), asked.top)
+        return _scores(await self._choice(self._body(request, prompt) | more), request.top)
 
     async def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -295,20 +300,20 @@ def _scores(choice: dict[str, Any], top: int, offset: int = 0) -> list[protocol.
     Args:
         offset: where this piece begins in the text that is sent.
     """
-    said = choice.get("logprobs") or {}
-    if "content" in said:
-        tokens = [one["token"] for one in said["content"]]
-        own = [one["logprob"] for one in said["content"]]
+    logprobs = choice.get("logprobs") or {}
+    if "content" in logprobs:
+        tokens = [place["token"] for place in logprobs["content"]]
+        own_logprobs = [place["logprob"] for place in logprobs["content"]]
         tops = [
-            {other["token"]: other["logprob"] for other in one.get("top_logprobs") or []}
-            for one in said["content"]
+            {other["token"]: other["logprob"] for other in place.get("top_logprobs") or []}
+            for place in logprobs["content"]
         ]
     else:
-        tokens, own = said.get("tokens") or [], said.get("token_logprobs") or []
-        tops = said.get("top_logprobs") or [None] * len(tokens)
+        tokens, own_logprobs = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
+        tops = logprobs.get("top_logprobs") or [None] * len(tokens)
     scores = []
-    for token, logprob, others in zip(tokens, own, tops, strict=True):
-        likeliest = sorted((others or {}).items(), key=lambda one: -one[1])[:top]
+    for token, logprob, alternatives in zip(tokens, own_logprobs, tops, strict=True):
+        likeliest = sorted((alternatives or {}).items(), key=lambda pair: -pair[1])[:top]
         likely = [
             protocol.LikelyToken(token=name, bytes=list(name.encode()), logprob=value)
             for name, value in likeliest
@@ -323,10 +328,11 @@ def _scores(choice: dict[str, Any], top: int, offset: int = 0) -> list[protocol.
 
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
-    """The lines of a stream of events. httpx ends one also at characters that JSON may hold."""
+    """The lines of a stream of events, split at line feeds alone: httpx also splits at characters
+    that JSON may hold."""
     rest = ""
     async for text in answer.aiter_text():
-        *whole, rest = (rest + text).split("\n")
-        for line in whole:
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
             yield line.removesuffix("\r")
     yield rest

@@ -34,6 +34,7 @@ MODEL_NAME = "openvino_model.xml"
 BLOCK_TOKENS = 32
 """Of the cache; what OpenVINO has on a CPU."""
 BATCH_TOKENS = 256
+"""Most tokens that one step computes, of all requests together."""
 WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")
 """Instructions at which ONEDNN_MAX_CPU_ISA stops OpenVINO's kernels. OpenVINO itself asks the
 processor alone, and would compute in bfloat16 that its kernels then refuse."""
@@ -41,7 +42,8 @@ processor alone, and would compute in bfloat16 that its kernels then refuse."""
 SEED_BITS = 32
 TURNS = 4
 """Of the event loop between two steps; a call takes three at most to its place in the batch: to be
-read, to become a task, and to be encoded and submitted."""
+read, to become a task, and to be encoded and submitted. With one turn, first tokens took about half
+again as long."""
 WAIT_SECONDS = 1.0
 """At most, for an event loop that has something longer to do."""
 
@@ -73,9 +75,9 @@ class OpenVinoModel(served_model.ServedModel):
         config = read_config(folder)
         self.tokenizer = ServedTokenizer.read(converted)
         self.end_tokens = end_tokens_of(config)
-        kept = settings.cache_tokens - BLOCK_TOKENS
+        cache_limit = settings.cache_tokens - BLOCK_TOKENS
         # Of an attention window the paged cache knows nothing, so no request may pass it.
-        limits = (context_tokens(config), attention_window(config), kept)
+        limits = (context_tokens(config), attention_window(config), cache_limit)
         self.context_tokens = min(filter(None, limits))
         self._pipeline = open_pipeline(
             converted, settings.weights, settings.cache_tokens, settings.threads
@@ -92,21 +94,22 @@ class OpenVinoModel(served_model.ServedModel):
     def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
         prompt, scores = [*tokens, *self.encode_written(request)], request.logprobs
         echoes = request.echo and scores and not request.written
-        # Of what the scheduler writes it tells the token that it took, which is the likeliest one
-        # at a temperature of 0; of a prompt the tokens alone, where it has all its positions.
+        # The scheduler scores the tokens that it takes, which are the likeliest at temperature 0,
+        # and those of a prompt if each has a position. It names no alternatives: the one it can
+        # give is the token itself, where that is the likeliest.
         is_told = request.top <= (not echoes and request.temperature == 0)
-        again = scores and (not is_told or len(tokens) > self.context_tokens)
+        reads_again = scores and (not is_told or len(tokens) > self.context_tokens)
         echoed = len(tokens) if echoes else 0
         job = _RunningRequest(request=request, prompt=prompt, echoed=echoed)
-        if again and not request.max_tokens:
+        if reads_again and not request.max_tokens:
             self._read_again(job)
             return job
-        if again:
+        if reads_again:
             at_its_end = request.model_copy(update={"stream": False})
             job.unscored = AnswerText(self, at_its_end, tokens)
         ends = [] if request.ignore_eos else self.end_tokens
         config = generation_config(request.max_tokens, ends)
-        config.logprobs, config.echo = int(scores), echoed > 0 and not again
+        config.logprobs, config.echo = int(scores), echoed > 0 and not reads_again
         if request.temperature > 0:
             config.do_sample = True
             config.temperature, config.top_p = request.temperature, request.top_p
@@ -136,6 +139,7 @@ class OpenVinoModel(served_model.ServedModel):
     def _run(self) -> None:
         while True:
             self._asked.wait()
+            # Before the work, so that a request that comes during its last step sets it again.
             self._asked.clear()
             while self._pipeline.has_non_finished_requests():
                 self._pipeline.step()
@@ -190,6 +194,7 @@ class OpenVinoModel(served_model.ServedModel):
             return
         scored = []
         if tokens and (count := job.echoed):
+            # Nothing comes before the first token of a prompt, so its figure means nothing.
             values = [None, *logprobs[1:count]]
             scored = [
                 TokenLikelihood(t, v) for t, v in zip(job.prompt[:count], values, strict=True)
@@ -272,7 +277,7 @@ def drop_pages(file: Path) -> None:
 
     OpenVINO keeps the file of the weights mapped. It reads it when it loads a model and when it
     computes a number of tokens for the first time, to arrange the weights for it, and hardly after
-    that: the file's pages are as many as the weights, and no use.
+    that: the file's pages are as many as the weights (262 MB for 135M parameters), and no use.
     """
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith(f" {file}"):
@@ -339,10 +344,12 @@ class PromptScorer:
         for start in range(0, len(tokens) - 1, BATCH_TOKENS):
             end = min(start + BATCH_TOKENS, len(tokens) - 1)
             logits = self._read(tokens[start:end], start)
+            # Without the largest, its exponential may be more than a float holds.
             logits = logits - logits.max(-1, keepdims=True)
             logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
             following = tokens[start + 1 : end + 1]
             for row, token in zip(logprobs, following, strict=True):
+                # Not `[-top:]`, which is all of them where none is asked for.
                 best = np.argpartition(row, -top)[len(row) - top :]
                 best = best[np.argsort(-row[best], kind="stable")]
                 likely = [(int(number), float(row[number])) for number in best]
@@ -352,7 +359,7 @@ class PromptScorer:
     def _read(self, tokens: list[int], start: int) -> np.ndarray:
         """Logits after each token, shape (tokens, vocabulary)."""
         count = len(tokens)
-        found = self._request.infer(
+        outputs = self._request.infer(
             {
                 "input_ids": np.array([tokens], np.int64),
                 "attention_mask": np.ones((1, start + count), np.int64),
@@ -360,4 +367,4 @@ class PromptScorer:
                 "beam_idx": np.zeros(1, np.int32),
             }
         )
-        return np.asarray(found["logits"][0], np.float32)
+        return np.asarray(outputs["logits"][0], np.float32)

@@ -21,8 +21,10 @@ from serving.logs import log, make_room, tail
 from serving.state import STEADY_SECONDS, Desired, restart_pause
 
 HEALTH_SECONDS = 1.0
+"""Between two health checks."""
 CONTINUE_SECONDS = 1.0
-"""Without an answer to its health check, after which an engine is told to go on; repeatedly."""
+"""An engine that has not answered its health check for so long is told to go on (SIGCONT),
+repeatedly."""
 STOP_SECONDS = 10.0
 """Longer than an engine gives what a command has started, such as a container."""
 ENGINE_ENVIRONMENT = {
@@ -31,7 +33,8 @@ ENGINE_ENVIRONMENT = {
     # Waiting threads spin for a moment, then sleep. Sleeping at once costs a third of the speed on
     # a quiet machine; spinning on costs nearly all of it beside other work, such as a training run.
     "GOMP_SPINCOUNT": "10000",
-    # One heap for all threads: of several, what one thread has freed is of no use to another.
+    # One heap for all threads, 43 MB less: of several, what one thread has freed is of no use to
+    # another.
     "MALLOC_ARENA_MAX": "1",
 }
 
@@ -125,14 +128,15 @@ class EngineProcess:
 
     async def _spawn(self) -> None:
         # Clients' token is the API server's alone.
-        own = self.desired.settings.token_variable
-        kept = {name: value for name, value in os.environ.items() if name != own}
+        token_variable = self.desired.settings.token_variable
+        variables = {name: value for name, value in os.environ.items() if name != token_variable}
         conversions = self.desired.conversions
         if conversions is None:
             assert self.log_path is not None
             conversions = self.log_path.parent / "conversions"
         end, engines_end = socket.socketpair()
         with ExitStack() as opened:
+            # Only the child keeps this end open, so that the channel closes when it dies.
             opened.enter_context(engines_end)
             output = None
             if self.log_path is not None:
@@ -147,7 +151,7 @@ class EngineProcess:
                     *("--conversions", str(conversions)),
                     *("--channel", str(engines_end.fileno())),
                 ],
-                environment=kept | ENGINE_ENVIRONMENT,
+                environment=variables | ENGINE_ENVIRONMENT,
                 output=output,
                 descriptors=[engines_end.fileno()],
             )
@@ -173,10 +177,10 @@ class EngineProcess:
             status = await self._until_broken()
             deaths = 0 if monotonic() - began > STEADY_SECONDS else deaths
             # One that was killed had no time for last words.
-            said = {"said": tail(self.log_path, 1)} if status > 0 and self.log_path else {}
+            fields = {"said": tail(self.log_path, 1)} if status > 0 and self.log_path else {}
             if self._channel and self._channel.why_ended != protocol.ENDED:
-                said = {"reason": self._channel.why_ended}
-            log("engine_ended", version=self.desired.version, status=status, **said)
+                fields = {"reason": self._channel.why_ended}
+            log("engine_ended", version=self.desired.version, status=status, **fields)
             await asyncio.sleep(restart_pause(deaths))
             deaths += 1
             try:

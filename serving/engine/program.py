@@ -60,7 +60,8 @@ def main() -> int:
     try:
         choice = choose_engine(arguments.model, arguments.settings, arguments.conversions)
         if choice.converted and "torch" in sys.modules and CONVERTED_VARIABLE not in os.environ:
-            # It was converted just now; the memory that took is given back by beginning again.
+            # It was converted just now: beginning again gives back the memory that this took, up to
+            # 2.5 GB for 135M parameters.
             os.environ[CONVERTED_VARIABLE] = "1"
             os.execv(sys.executable, sys.orig_argv)  # noqa: S606
         model = load_model(arguments.model, arguments.settings, choice)
@@ -77,9 +78,9 @@ def main() -> int:
 async def _serve(model: AnyModel, end: socket.socket, reason: str) -> None:
     with suppress(OSError):
         await answer_calls(model, end, reason)
-    # As it does where the API server asks it to end, which may come in this moment.
+    # It ends as it would at the API server's request, which may be coming at this moment.
     signal.raise_signal(signal.SIGTERM)
-    # Whoever started it may have had it ignored, and the threads of what computes would go on.
+    # SIGTERM may be ignored here, by inheritance, and then the threads that compute would go on.
     os._exit(128 + signal.SIGTERM)
 
 
@@ -126,8 +127,8 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
             f"`endpoint.weights` is {settings.weights}, which openvino alone has, and it "
             f"does not run the model in {folder}: {obstacle}. Set bf16, and transformers serves it."
         )
-    asked = settings.engine == "transformers"
-    since = "" if asked else f", since openvino does not run it: {obstacle}"
+    is_asked = settings.engine == "transformers"
+    since = "" if is_asked else f", since openvino does not run it: {obstacle}"
     return Choice(f"transformers{since}")
 
 
@@ -206,6 +207,7 @@ def _convert(folder: Path, settings: EndpointSettings, target: Path) -> None:
         convert_model(folder, target, settings.weights)
         ServedTokenizer.of(read_tokenizer(folder)).write(target)
     except Unsupported as error:
+        # No part of a model stays beside the refusal.
         for file in target.iterdir():
             file.unlink()
         (target / REFUSAL_NAME).write_text(str(error))
@@ -221,12 +223,12 @@ def _check_memory(folder: Path, config: dict[str, Any], settings: EndpointSettin
     """
     token_bytes = bytes_per_token(config, 4 if settings.weights == "f32" else 2)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    needed, left = token_bytes * settings.cache_tokens, max(memory_limit() - weights, 0)
-    if needed > left:
+    needed_bytes, free_bytes = token_bytes * settings.cache_tokens, max(memory_limit() - weights, 0)
+    if needed_bytes > free_bytes:
         raise UserError(
             f"`endpoint.cache_tokens` is {settings.cache_tokens:,}: their keys and values take "
-            f"{needed / 1e9:,.1f} GB, and beside the weights ({weights / 1e9:,.1f} GB) this "
-            f"machine has {left / 1e9:,.1f} GB. Set at most {left // token_bytes:,}."
+            f"{needed_bytes / 1e9:,.1f} GB, and beside the weights ({weights / 1e9:,.1f} GB) this "
+            f"machine has {free_bytes / 1e9:,.1f} GB. Set at most {free_bytes // token_bytes:,}."
         )
 
 

@@ -14,13 +14,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 LONGEST_LINE = 2**40
-"""Bytes: who asks has limits, and an answer that is not taken would hold up all others."""
+"""Bytes, more than any line has: requests are limited elsewhere, and an answer that could not be
+read would hold up all others."""
 ENDED = "the engine ended"
 FinishReason = Literal["stop", "length"]
 
 
 class _Line(BaseModel):
-    """Either says nothing that the other does not know."""
+    """Neither side sends a field that the other does not know."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -146,7 +147,8 @@ class Channel:
         self._numbers = itertools.count()
         self._replies: dict[int, asyncio.Queue[Chunk | None]] = {}
         self.heard = monotonic()
-        """When the engine last said something other than an error: what it asks may be gone."""
+        """When the engine last said something other than an error, which it may also say while the
+        server behind it is gone."""
         self.why_ended = ENDED
         self.ended = asyncio.create_task(self._listen())
         """Done when the engine has closed its end, as the kernel does for one that dies."""
@@ -162,6 +164,7 @@ class Channel:
         except OSError:
             pass  # It died with calls unread.
         finally:
+            # Ends every call that still waits.
             for replies in self._replies.values():
                 replies.put_nowait(None)
 

@@ -36,7 +36,7 @@ BROKEN_EXIT_CODE = 70
 CHARACTER_TOKENS = 4
 """The most that one character is spread over."""
 SHORT_BYTES = 4_096
-"""Of a call whose request is encoded at once, sooner than a thread would have begun to."""
+"""Calls up to this size are encoded at once, which is done before a thread would have started."""
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_NAME = "chat.json"
 BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
@@ -52,8 +52,8 @@ class AnyModel(Protocol):
         """Yield the answer to what was encoded; stops the work when the caller goes away."""
 
     async def check(self) -> None:
-        """Return once what computes shows that it is alive; by itself, that whoever asks is heard
-        is enough."""
+        """Return once what computes has shown that it is alive; by default, that this is called
+        shows it."""
         return
 
 
@@ -88,6 +88,7 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
 
     while line := await reader.readline():
         call = protocol.Call.model_validate_json(line)
+        # A number that comes again says that nobody waits for its answer any more.
         if given_up := tasks.get(call.number):
             given_up.cancel()
         else:
@@ -198,8 +199,8 @@ class PromptEncoder(AnyModel):
         """The prompt's text where it comes before the answer."""
         if not request.echo or request.written:
             return ""
-        given = request.prompt
-        return given if isinstance(given, str) else self.tokenizer.decode(prompt)
+        text = request.prompt
+        return text if isinstance(text, str) else self.tokenizer.decode(prompt)
 
 
 class ServedModel(PromptEncoder, ABC):
@@ -261,8 +262,8 @@ class ServedTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """A text's tokens, between those that the model begins and ends a text with."""
         # As a batch of one: by itself, the encoding of a text lets no other thread run meanwhile.
-        (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return list(found.ids)
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for in UTF-8, which may be a part of a character; empty where the
@@ -338,13 +339,13 @@ class ChatEncoder:
     def _marked(self, contents: list[str], mark: str) -> Iterator[str]:
         """Each content with a mark before and after each control token."""
         encoded = self._backend.encode_batch(contents, add_special_tokens=False)
-        for content, found in zip(contents, encoded, strict=True):
-            pieces, last = [], 0
-            for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+        for content, encoding in zip(contents, encoded, strict=True):
+            pieces, position = [], 0
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
                 if token in self._control:
-                    pieces += [content[last:start], mark, content[start:end], mark]
-                    last = end
-            yield "".join([*pieces, content[last:]])
+                    pieces += [content[position:start], mark, content[start:end], mark]
+                    position = end
+            yield "".join([*pieces, content[position:]])
 
 
 class AnswerText:
@@ -365,11 +366,12 @@ class AnswerText:
         self._unshown: list[int] = []
 
     def _tokens_before(self, prompt: list[int]) -> list[int]:
-        """The last tokens before the answer's first one, whose space would be left out where a text
-        began with it; none where they end within a character, which would be shown once more."""
+        """The last tokens before the answer's first one, as a decoder drops the space of a token
+        that begins a text; none where they end within a character, which would be shown once
+        more."""
         model = self._model
-        written = model.encode_written(self._request)
-        before = written if model.is_encoder_decoder else [*prompt[-CHARACTER_TOKENS:], *written]
+        tokens = model.encode_written(self._request)
+        before = tokens if model.is_encoder_decoder else [*prompt[-CHARACTER_TOKENS:], *tokens]
         for count in range(CHARACTER_TOKENS, 0, -1):
             if not model.tokenizer.decode(before[-count:]).endswith("\N{REPLACEMENT CHARACTER}"):
                 return before[-count:]
@@ -392,7 +394,7 @@ class AnswerText:
 
     def add(self, step: Step) -> Chunk | None:
         """The next piece, if there is one to show; the last one has a finish reason."""
-        # The last ones of a step are those that it has written.
+        # The last scores of a step are those of its own tokens; any before them are the prompt's.
         scored = deque(step.scored)
         while len(scored) > len(step.tokens):
             self._scores.append(self._token_texts.score(scored.popleft()))
@@ -416,8 +418,8 @@ class AnswerText:
         )
         self._echo, self._shown, self._scores = "", "", []
         if is_last:
-            ended = self._last in self._model.end_tokens and not self._request.ignore_eos
-            chunk.finish_reason = "stop" if ended or self._stops.hit else "length"
+            is_end = self._last in self._model.end_tokens and not self._request.ignore_eos
+            chunk.finish_reason = "stop" if is_end or self._stops.hit else "length"
         return chunk
 
 
@@ -440,12 +442,12 @@ class TokenTexts:
 
     def score(self, scored: TokenLikelihood) -> TokenScore:
         """The next token as it is told."""
-        own = self._tokenizer.token_bytes(scored.token)
-        text = self._characters.decode(own)
+        own_bytes = self._tokenizer.token_bytes(scored.token)
+        text = self._characters.decode(own_bytes)
         if self._prompt_tokens:
             # Some tokenizers begin a text with a space, or with a token that it does not have.
             self._prompt_tokens -= 1
-            fits = [one for one in (text, text.removeprefix(" ")) if self._prompt.startswith(one)]
+            fits = [fit for fit in (text, text.removeprefix(" ")) if self._prompt.startswith(fit)]
             text = fits[0] if fits else ""
             if not self._prompt_tokens:
                 text = self._prompt
@@ -459,17 +461,17 @@ class TokenTexts:
             likely.append(LikelyToken(token=name, bytes=bytes_, logprob=logprob))
         offset, self._offset = self._offset, self._offset + len(text)
         return TokenScore(
-            token=text, bytes=list(own), logprob=scored.logprob, offset=offset, top=likely
+            token=text, bytes=list(own_bytes), logprob=scored.logprob, offset=offset, top=likely
         )
 
-    def _name(self, token: int, taken: set[str]) -> str:
+    def _name(self, token: int, other_names: set[str]) -> str:
         """A token's text, else its bytes, else its number: the first one that no other has."""
-        own = self._tokenizer.token_bytes(token)
-        escaped = "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+        own_bytes = self._tokenizer.token_bytes(token)
+        escaped = "bytes:" + "".join(f"\\x{byte:02x}" for byte in own_bytes)
         with suppress(UnicodeDecodeError):
-            if (text := own.decode()) not in taken:
+            if (text := own_bytes.decode()) not in other_names:
                 return text
-        return escaped if escaped not in taken else f"token_id:{token}"
+        return escaped if escaped not in other_names else f"token_id:{token}"
 
 
 class StopStrings:
@@ -485,10 +487,10 @@ class StopStrings:
         if self.hit:
             return ""
         self._held += text
-        found = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
-        self.hit = bool(found)
+        hits = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
+        self.hit = bool(hits)
         # The one that is complete first, however the text is divided into tokens.
-        end = min(found)[1] if found else len(self._held) - self._possible_start()
+        end = min(hits)[1] if hits else len(self._held) - self._possible_start()
         shown, held = self._held[:end], self._held[end:]
         self._held = "" if self.hit else held
         return shown

@@ -27,7 +27,9 @@ from serving.settings import EndpointSettings
 
 BATCH_REQUESTS = 8
 DEFAULT_CONTEXT_TOKENS = 1024
+"""Of a language model that names no limit, such as T5."""
 DEFAULT_POSITIONS = 512
+"""Of an encoder that names none."""
 MOST_LIKELY = 5
 """Tokens of a mask filler's answer."""
 
@@ -37,8 +39,8 @@ def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
     if torch.cuda.is_available():
         options["device_map"] = "auto"
     model = read_model(folder, model_class, **options)
-    # Those that no GPU has room for wait elsewhere, and stand here without content.
-    weights = [found for found in model.named_parameters() if not found[1].is_meta]
+    # Weights that no GPU has room for are kept elsewhere, and are empty here.
+    weights = [pair for pair in model.named_parameters() if not pair[1].is_meta]
     damaged = [name for name, weight in weights if not weight.isfinite().all()]
     if damaged:
         raise UserError(
@@ -89,7 +91,7 @@ class TransformersModel(served_model.ServedModel):
         positions = context_tokens(config) or DEFAULT_CONTEXT_TOKENS
         self.context_tokens = min(positions, settings.cache_tokens)
         self.end_tokens = end_tokens_of(config)
-        # What `generate` is not told it takes from here.
+        # `generate` takes from here what it is not told, even an end that a request wants ignored.
         defaults = self._model.generation_config
         defaults.eos_token_id = None
         self._pad_token = defaults.pad_token_id or 0
@@ -103,25 +105,27 @@ class TransformersModel(served_model.ServedModel):
         return job
 
     def _answer(self) -> None:
-        held: list[_Generation] = []
+        pending: list[_Generation] = []
         while True:
-            held = held or [self._waiting.get()]
+            # Waits only while it holds nothing; what came meanwhile joins what is held.
+            pending = pending or [self._waiting.get()]
             while not self._waiting.empty():
-                held.append(self._waiting.get())
-            batch = self._batch(held)
-            held = [job for job in held if job not in batch]
+                pending.append(self._waiting.get())
+            batch = self._batch(pending)
+            pending = [job for job in pending if job not in batch]
             try:
                 self._write(batch)
             except Exception as error:
+                # The thread answers all requests, so a fault ends those of its batch and no others.
                 for job in batch:
                     job.put(f"{type(error).__name__}: {error}")
 
-    def _batch(self, held: list[_Generation]) -> list[_Generation]:
+    def _batch(self, pending: list[_Generation]) -> list[_Generation]:
         """The first request, and those that can be answered with it."""
         batch: list[_Generation] = []
         longest = most = 0
-        for job in held:
-            if len(batch) == BATCH_REQUESTS or self._alike(job) != self._alike(held[0]):
+        for job in pending:
+            if len(batch) == BATCH_REQUESTS or self._alike(job) != self._alike(pending[0]):
                 continue
             beginning = max(longest, len(job.prompt) + len(job.written))
             tokens = max(most, job.request.max_tokens)
@@ -139,11 +143,11 @@ class TransformersModel(served_model.ServedModel):
         be written. A decoder's beginnings form one rectangle, and it may be made to end at
         the last place, as beams are.
         """
-        asked, own = job.request, job.request.seed is not None and id(job)
-        most: tuple[int, ...] = (min(asked.max_tokens, 1),)
+        request, own_draw = job.request, job.request.seed is not None and id(job)
+        most: tuple[int, ...] = (min(request.max_tokens, 1),)
         if self.is_encoder_decoder or self._beams > 1:
-            most = (asked.max_tokens, len(job.written))
-        return (*most, asked.temperature, asked.top_p, own, asked.ignore_eos)
+            most = (request.max_tokens, len(job.written))
+        return (*most, request.temperature, request.top_p, own_draw, request.ignore_eos)
 
     @torch.inference_mode()
     def _write(self, jobs: list[_Generation]) -> None:
@@ -156,22 +160,24 @@ class TransformersModel(served_model.ServedModel):
             for job in jobs:
                 job.put(served_model.Step([], True, job.prompt_scored))
             return
-        batch, asked = _Batch(jobs, self.end_tokens), jobs[0].request
+        batch, request = _Batch(jobs, self.end_tokens), jobs[0].request
         config = transformers.GenerationConfig(
             max_new_tokens=most,
-            do_sample=asked.temperature > 0,
-            eos_token_id=None if asked.ignore_eos else self.end_tokens or None,
+            do_sample=request.temperature > 0,
+            eos_token_id=None if request.ignore_eos else self.end_tokens or None,
             pad_token_id=self._pad_token,
             decoder_start_token_id=self._model.generation_config.decoder_start_token_id,
         )
-        if self._beams > 1 and not asked.temperature:
+        if self._beams > 1 and not request.temperature:
             self._search(jobs, config)
             return
         config.num_beams = 1
-        if asked.temperature:
-            config.update(temperature=asked.temperature, top_p=asked.top_p, top_k=0)
-            # Without a seed of its own, too, or what it draws would follow from another's.
-            torch.manual_seed(secrets.randbits(63) if asked.seed is None else asked.seed)
+        if request.temperature:
+            # Unless told otherwise, transformers draws from the 50 most likely tokens alone.
+            config.update(temperature=request.temperature, top_p=request.top_p, top_k=0)
+            # Also without a seed of its own, or what it draws would follow from the seed of
+            # another.
+            torch.manual_seed(secrets.randbits(63) if request.seed is None else request.seed)
         self._model.generate(
             **self._inputs(jobs),
             generation_config=config,
@@ -184,14 +190,14 @@ class TransformersModel(served_model.ServedModel):
         """Write the best of the model's beams, which is known at the end of the search."""
 
         def left(tokens: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-            gone = all(job.left for job in jobs)
-            return torch.full((len(tokens),), gone, device=tokens.device)
+            is_left = all(job.left for job in jobs)
+            return torch.full((len(tokens),), is_left, device=tokens.device)
 
         inputs = self._inputs(jobs)
-        found = self._model.generate(**inputs, generation_config=config, stopping_criteria=[left])
+        outputs = self._model.generate(**inputs, generation_config=config, stopping_criteria=[left])
         before = inputs["decoder_input_ids" if self.is_encoder_decoder else "input_ids"].shape[1]
         ends = config.eos_token_id or ()
-        for job, row in zip(jobs, found[:, before:].tolist(), strict=True):
+        for job, row in zip(jobs, outputs[:, before:].tolist(), strict=True):
             # What comes after an end fills the batch's rectangle.
             length = next((n + 1 for n, token in enumerate(row) if token in ends), len(row))
             scored = job.prompt_scored
@@ -242,7 +248,7 @@ class _Batch(transformers.LogitsProcessor, BaseStreamer):
         self._begun = False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Note logits, shape (rows, vocabulary), before they are heated and cut for a draw."""
+        """Note logits, shape (rows, vocabulary), before temperature and top-p change them."""
         if any(job.request.logprobs for job in self.jobs):
             self._logprobs = scores.float().log_softmax(-1)
         return scores
@@ -263,8 +269,8 @@ class _Batch(transformers.LogitsProcessor, BaseStreamer):
             if job.request.logprobs:
                 scored = scored + _scored(self._logprobs[row : row + 1], [token], job.request.top)
             job.count += 1
-            ended = token in self._end_tokens and not job.request.ignore_eos
-            job.ended = ended or job.count >= job.request.max_tokens
+            is_end = token in self._end_tokens and not job.request.ignore_eos
+            job.ended = is_end or job.count >= job.request.max_tokens
             job.put(served_model.Step([token], job.ended, scored))
 
     def end(self) -> None:
@@ -276,11 +282,11 @@ def _scored(
 ) -> list[served_model.TokenLikelihood]:
     """Scores of tokens, from log-probabilities of shape (tokens, vocabulary)."""
     places = torch.tensor(tokens, device=logprobs.device)
-    likely, chosen = logprobs.topk(top), logprobs.gather(-1, places[:, None])
-    rows = zip(tokens, chosen[:, 0].tolist(), *(part.tolist() for part in likely), strict=True)
+    likely, scores = logprobs.topk(top), logprobs.gather(-1, places[:, None])
+    rows = zip(tokens, scores[:, 0].tolist(), *(part.tolist() for part in likely), strict=True)
     return [
-        served_model.TokenLikelihood(token, own, list(zip(numbers, values, strict=True)))
-        for token, own, values, numbers in rows
+        served_model.TokenLikelihood(token, logprob, list(zip(numbers, values, strict=True)))
+        for token, logprob, values, numbers in rows
     ]
 
 
@@ -326,8 +332,8 @@ class Classifier(served_model.AnyModel):
         )
 
     def _logits(self, tokens: list[int]) -> torch.Tensor:
-        given = torch.tensor([tokens], device=self._model.device)
-        logits: torch.Tensor = self._model(given).logits[0].float()
+        inputs = torch.tensor([tokens], device=self._model.device)
+        logits: torch.Tensor = self._model(inputs).logits[0].float()
         return logits
 
     @torch.inference_mode()

@@ -97,6 +97,8 @@ async def serve(environment: ContainerEnvironment, command: Sequence[str]) -> in
         if not loading.done():
             # A model that is being fetched would be waited for; an engine ends with this process.
             os._exit(0)
+        # Without a model there is nothing to serve; awaiting `loading` below raises what went
+        # wrong.
         server.should_exit |= loading.exception() is not None
         await listening
         await (await loading).stop()
@@ -180,12 +182,12 @@ def check(command: Sequence[str], spec: str) -> int:
 
     def run(spec: SmokeSpec, report: Report) -> dict[str, Any]:
         report(f"parses: {' '.join(command)}")
-        found = {"python": platform.python_version()} | parse_command(command)
-        if spec.model and not found.get("refusal"):
+        result = {"python": platform.python_version()} | parse_command(command)
+        if spec.model and not result.get("refusal"):
             environment = ContainerEnvironment(AIP_STORAGE_URI=spec.model)
             asyncio.run(_answer_once(environment, command))
-            found["answer"] = True
-        return found
+            result["answer"] = True
+        return result
 
     return run_program(SmokeSpec, run, ["--spec", spec])
 
@@ -202,9 +204,10 @@ def parse_command(command: Sequence[str]) -> dict[str, Any]:
     if command[:1] != [ENGINE]:
         return {"engine": next(iter(command), "this project's own")}
     arguments = (EXAMPLES.get(part, part) for part in command[1:])
-    ended = run_to_end([sys.executable, "-c", PARSE, *arguments])
-    lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-    refusal = lines[-1] if ended.returncode else ""
+    # In a process of its own, which the parser ends where it refuses.
+    process = run_to_end([sys.executable, "-c", PARSE, *arguments])
+    lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+    refusal = lines[-1] if process.returncode else ""
     return {"engine": ENGINE, ENGINE: importlib.metadata.version(ENGINE), "refusal": refusal}
 
 
@@ -216,11 +219,11 @@ def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:
         if CHECK_VARIABLE in environment:
             return check(list(arguments[1:]), environment[CHECK_VARIABLE])
         try:
-            wanted = ContainerEnvironment.model_validate(environment)
+            container = ContainerEnvironment.model_validate(environment)
         except ValidationError as error:
             names = ", ".join(str(fault["loc"][0]) for fault in error.errors())
             raise UserError(f"Vertex AI sets {names}; here it is missing or wrong.") from error
-        return asyncio.run(serve(wanted, arguments[1:]))
+        return asyncio.run(serve(container, arguments[1:]))
     except UserError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Labels by fastText models of one's own: a document's language, its quality, its subject.
+"""Labels from the user's own fastText models: a document's language, quality or subject.
 
 They are read by fasttext-numpy2-wheel 0.9.2, which is facebookresearch's fastText (MIT) built for
 numpy 2 and what datatrove reads such models with; fasttext itself has no wheels and fails with
@@ -26,11 +26,11 @@ from spark_jobs.settings import ClassifierSettings
 
 _PREFIX = "__label__"
 _SCORE_DIGITS = 4
-"""Of a probability in float32, those that do not depend on the processor."""
+"""Digits of a float32 probability that do not depend on the processor."""
 
 
 class Labels(NamedTuple):
-    """What a model says of some texts; None where it was not asked."""
+    """A model's labels for some texts; None for texts that it was not given."""
 
     labels: list[str | None]
     """The likeliest."""
@@ -41,36 +41,41 @@ class Labels(NamedTuple):
 
 
 def label_fields(settings: list[ClassifierSettings]) -> list[tuple[str, pa.DataType]]:
-    """The columns of the labels that a corpus has beside its others."""
+    """The columns that classifiers add to a corpus: labels and their probabilities."""
     return [
         field
-        for one in settings
-        for field in ((one.name, pa.string()), (one.score_column, pa.float64()))
+        for classifier in settings
+        for field in ((classifier.name, pa.string()), (classifier.score_column, pa.float64()))
     ]
 
 
 def classify(texts: list[str], faults: list[str | None], settings: ClassifierSettings) -> Labels:
     """Label the texts that have no fault yet."""
-    asked = [number for number, fault in enumerate(faults) if fault is None]
-    lines = [" ".join(texts[number].split("\n")) for number in asked]
-    found = Labels([None] * len(texts), [None] * len(texts), list(faults))
-    if not asked:
-        return found
+    unspoilt = [number for number, fault in enumerate(faults) if fault is None]
+    # fastText refuses text with a newline in it.
+    lines = [" ".join(texts[number].split("\n")) for number in unspoilt]
+    labels = Labels([None] * len(texts), [None] * len(texts), list(faults))
+    if not unspoilt:
+        return labels
+    # All labels, since `keep` and `drop` may name any of them.
     names, scores = _open_model(settings.model).predict(lines, k=-1)
-    for number, of_text, probabilities in zip(asked, names, scores, strict=True):
+    for number, of_text, probabilities in zip(unspoilt, names, scores, strict=True):
         # Rounded sums of a softmax may be a little above 1.
-        rounded = [min(1.0, round(float(one), _SCORE_DIGITS)) for one in probabilities]
+        rounded = [
+            min(1.0, round(float(probability), _SCORE_DIGITS)) for probability in probabilities
+        ]
         by_label = dict(zip(map(_plain, of_text), rounded, strict=True))
+        # Of labels that are equally likely, the same one everywhere.
         label = max(by_label, key=lambda name: (by_label[name], name), default="none")
-        found.labels[number] = label
-        found.scores[number] = by_label.get(label, 0.0)
+        labels.labels[number] = label
+        labels.scores[number] = by_label.get(label, 0.0)
         if why := _reason(by_label, label, settings):
-            found.faults[number] = f"{settings.name}:{why}"
-    return found
+            labels.faults[number] = f"{settings.name}:{why}"
+    return labels
 
 
 def _reason(by_label: dict[str, float], label: str, settings: ClassifierSettings) -> str | None:
-    """The label for which a text is dropped."""
+    """The label for which a text is dropped; None if it stays."""
     if settings.keep:
         enough = any(by_label.get(name, 0) >= least for name, least in settings.keep.items())
         return None if enough else label
@@ -79,7 +84,7 @@ def _reason(by_label: dict[str, float], label: str, settings: ClassifierSettings
 
 
 def check_models(settings: list[ClassifierSettings], columns: pa.Schema) -> dict[str, str]:
-    """The SHA-256 of each model, by the classifier's name.
+    """Check the models; return the SHA-256 of each by its classifier's name.
 
     Args:
         columns: those that the text will have, the classifiers' own included.
@@ -94,7 +99,7 @@ def check_models(settings: list[ClassifierSettings], columns: pa.Schema) -> dict
                 f"`clean_corpus.classifiers` would make a second column {name!r}; choose another "
                 f"`name`, none of {', '.join(sorted({*columns.names} - {name}))}."
             )
-    return {one.name: _check_model(one) for one in settings}
+    return {classifier.name: _check_model(classifier) for classifier in settings}
 
 
 def _check_model(settings: ClassifierSettings) -> str:
@@ -106,11 +111,11 @@ def _check_model(settings: ClassifierSettings) -> str:
             f"The model of {key}, {settings.model}, is no whole fastText model of labels "
             "(`fasttext supervised`). Was it cut short, or are these word vectors?"
         )
-    for wanted in (*settings.keep, *settings.drop):
-        if wanted not in labels:
-            near = difflib.get_close_matches(wanted, labels, n=3, cutoff=0) or labels[:3]
+    for label in (*settings.keep, *settings.drop):
+        if label not in labels:
+            near = difflib.get_close_matches(label, labels, n=3, cutoff=0) or labels[:3]
             raise UserError(
-                f"The model of {key} has no label {wanted!r}; of its {len(labels)} labels, the "
+                f"The model of {key} has no label {label!r}; of its {len(labels)} labels, the "
                 f"nearest are {', '.join(near)}."
             )
     return hashlib.sha256(content).hexdigest()
@@ -133,7 +138,7 @@ def read_model(settings: ClassifierSettings) -> bytes:
 
 
 def _labels(content: bytes) -> list[str]:
-    """The labels of a model; none where it is not whole.
+    """The labels of a model; an empty list if its file is incomplete.
 
     It is opened by a process of its own, since fastText ends its process on some damaged files.
     """
@@ -147,7 +152,7 @@ def _labels(content: bytes) -> list[str]:
 
 def _describe(path: str) -> list[str]:
     content = Path(path).read_bytes()
-    # What a damaged file says of its sizes is not to take the machine's memory.
+    # A damaged file may state any size; reading it must not take the machine's memory.
     limit = 2**31 + 4 * len(content)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     if not _has_its_words(content):
@@ -157,7 +162,7 @@ def _describe(path: str) -> list[str]:
 
 
 def _has_its_words(content: bytes) -> bool:
-    """Whether the list of words is whole: fastText reads on for ever behind a file cut there."""
+    """Whether the word list is complete: in a file that is cut there, fastText reads on forever."""
     end = 92  # Of 8 bytes of magic and version, 56 of arguments and 28 of sizes, by fastText 0.9.2.
     (words,) = struct.unpack_from("<i", content, 64) if len(content) >= end else (2**31,)
     for _ in range(words):
@@ -168,7 +173,7 @@ def _has_its_words(content: bytes) -> bool:
 
 
 def _ends_as_read(model: Any, content: bytes) -> bool:
-    """Whether the matrix that fastText read last ends the file: it takes a cut file as it is."""
+    """Whether the matrix that fastText reads last ends the file, since it accepts a cut file."""
     try:
         rows, columns = np.array(model.f.getOutputMatrix()).shape
     except RuntimeError:
@@ -178,9 +183,10 @@ def _ends_as_read(model: Any, content: bytes) -> bool:
 
 @lru_cache(maxsize=8)
 def _open_model(url: str) -> Any:
-    """A model; a worker opens it once."""
+    """Open a model, once per worker."""
     if files.is_local(url):
         return _load(url)
+    # fastText opens only local files.
     with tempfile.NamedTemporaryFile() as file:
         files.download(url, Path(file.name))
         return _load(file.name)

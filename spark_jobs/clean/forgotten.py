@@ -1,9 +1,9 @@
-"""What was forgotten, and the documents that hold its text again, as near copies or inside others.
+"""Finds documents that hold forgotten text again, as near copies or inside other text.
 
-A forgotten text is one more kind of reference text (`spark_jobs.decontaminate.overlap`). Kept of it
-is a signature: of every fifth n-gram of five words, so that no two overlap, 32 bits of the hash, in
-order of size. A changed word changes one of them, wherever it stands. docs/tracing.md has what a
-signature tells whoever holds it.
+A forgotten text is one more kind of reference text (`spark_jobs.decontaminate.overlap`). Only a
+signature of it is kept: 32 bits of the hash of every fifth n-gram of five words, so that no two
+overlap, sorted. A changed word changes one of them, wherever it stands. docs/tracing.md says what a
+signature reveals to whoever holds it.
 """
 
 import hashlib
@@ -39,24 +39,24 @@ from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.text import Shingles, fold, sum_words
 
 FORGOTTEN, SIMILAR = "forgotten", "similar_to_forgotten"
-"""Reasons of what is left out since somebody asked for it, and of what holds its text; documents
-that are dropped for one of them are never shown with their text."""
+"""Reasons for what was left out on request, and for what holds its text; documents that are dropped
+for one of them are never shown with their text."""
 NGRAM_SIZE = 5
-"""Words: of the shortest documents that cleaning keeps by default, one word may change."""
+"""In words: even in the shortest documents that cleaning keeps by default, one word may change."""
 SIMILARITY = 0.5
-"""Of the n-grams of the shorter of two texts, the share that the other one has at least. All that
-counts as a near-duplicate has more, and unrelated documentation, however alike, mostly less."""
+"""Minimum share of the shorter text's n-grams that the other one contains. All near-duplicates have
+more; unrelated documentation, however alike, mostly has less."""
 FEWEST_NGRAMS = 3
-"""A text with fewer is too short to be told from others by them."""
+"""A text with fewer n-grams is too short to be told from others by them."""
 MOST_SIMILAR = 20
-"""Documents that hold one text; where there are more, a person decides what becomes of them: it may
-be a license or boilerplate."""
+"""Maximum number of documents that are left out for one text; if more hold it, it may be a license
+or boilerplate, and a person decides."""
 METHOD = (
     f"every {NGRAM_SIZE}th n-gram of {NGRAM_SIZE} words of a text (folded, 32 bits of its hash) "
     "was looked up among all of a document; it holds the text where it has at least the stated "
     "share of them, or is made of them by that share"
 )
-"""For whom a certificate is."""
+"""The method, as a certificate describes it."""
 
 SIMILAR_NAME = "similar_to_forgotten.parquet"
 SIMILAR_SCHEMA = pa.schema(
@@ -71,7 +71,7 @@ SIMILAR_SCHEMA = pa.schema(
 """A document that holds forgotten text, and the id of the forgotten document that it is most like.
 """
 Signatures = Mapping[str, np.ndarray]
-"""Texts, by their `text_hash`, to their signatures: uint32, sorted."""
+"""Maps the `text_hash` of texts to their signatures: uint32, sorted."""
 
 
 class ForgottenText(BaseModel):
@@ -80,7 +80,7 @@ class ForgottenText(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
-    """Of the document that it was."""
+    """Id of the document that it was."""
     text_hash: str
     confirmed: bool = False
     """Whether a person has said that all documents with its text go, however many there are."""
@@ -99,9 +99,9 @@ class ForgottenTexts(BaseModel):
     signatures: tuple[str, ...] = ()
     """URLs of the files with their signatures."""
     similar: tuple[str, ...] = ()
-    """By their `text_hash`, the near copies that a corpus was found to hold."""
+    """Near copies that were found in a corpus, by their `text_hash`."""
     similar_ids: tuple[str, ...] = ()
-    """Those that are dropped anyway, and so have no `text_hash` of their own."""
+    """Near copies that are dropped anyway, and so have no `text_hash` of their own."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def sign(texts: Mapping[str, str]) -> Signatures:
 
 
 def write_signatures(folder: str, signatures: Signatures) -> str:
-    """Write signatures into a folder, as a file whose name follows from them; gives the name."""
+    """Write signatures into a folder, to a file named by its content; return the name."""
     lists = pa.array(list(signatures.values()), pa.list_(pa.uint32()))
     content = to_parquet(pa.table({"text_hash": list(signatures), "ngrams": lists}))
     name = f"signatures-{hashlib.sha256(content).hexdigest()[:32]}.parquet"
@@ -130,9 +130,10 @@ def write_signatures(folder: str, signatures: Signatures) -> str:
 
 def read_signatures(urls: Sequence[str]) -> Signatures:
     """What `write_signatures` wrote; raises DamagedArtifact where a file is absent or changed."""
-    found: dict[str, np.ndarray] = {}
+    signatures: dict[str, np.ndarray] = {}
     for url in urls:
         content = files.find(url)
+        # The name has the first 32 digits of the content's hash (`write_signatures`).
         if content is None or hashlib.sha256(content).hexdigest()[:32] not in url:
             raise DamagedArtifact(
                 f"{url}, by which near copies of forgotten text are found, is "
@@ -141,11 +142,11 @@ def read_signatures(urls: Sequence[str]) -> Signatures:
                 "copies of these texts alone found from now on, with: llm-assets doctor --repair"
             )
         table = pq.read_table(io.BytesIO(content))
-        found |= {
+        signatures |= {
             text: ngrams.values.to_numpy()
             for text, ngrams in zip(table["text_hash"].to_pylist(), table["ngrams"], strict=True)
         }
-    return found
+    return signatures
 
 
 def find_similar(
@@ -157,10 +158,10 @@ def find_similar(
     cache: str | None,
     report: Report,
 ) -> pa.Table:
-    """The documents that hold one of some texts: rows of `SIMILAR_SCHEMA`, part by part.
+    """Find the documents that hold one of some texts: rows of `SIMILAR_SCHEMA`, part by part.
 
     Args:
-        parts: of a raw corpus that was prepared, or of a clean one.
+        parts: of a prepared raw corpus, or of a clean one.
         texts: those to look for, each of which has a signature.
         scratch: folder for what tasks read.
         cache: folder of what earlier runs found.
@@ -168,6 +169,7 @@ def find_similar(
     if not texts:
         return SIMILAR_SCHEMA.empty_table()
     url = save_ngrams(scratch, as_references([signatures[text.text_hash] for text in texts]))
+    # The name of the file is a hash of its content, so it stands for the texts in the key.
     key = cache_key(
         "similar to forgotten text",
         __name__,
@@ -188,11 +190,11 @@ def read_similar(clean_corpus: str) -> pa.Table:
 
 
 def refuse_widespread(similar: pa.Table, texts: Sequence[ForgottenText]) -> None:
-    """Raise UserError where more documents hold a text than may go without a person's word."""
+    """Raise UserError if more documents hold a text than go without a person's decision."""
     confirmed = {text.id for text in texts if text.confirmed}
     for forgotten, count in Counter(similar["forgotten"].to_pylist()).most_common():
         if count > MOST_SIMILAR and forgotten not in confirmed:
-            # Its id may be a row's number, which another row has by now.
+            # By hash: its id may be a row's number, which another row has by now.
             hashes = " ".join(text.text_hash for text in texts if text.id == forgotten)
             raise UserError(
                 f"{count:,} documents hold text of {forgotten!r}, which was forgotten "
@@ -215,15 +217,15 @@ def tell_similar(similar: pa.Table, most: int = 5) -> str:
 def _compare(
     part: Part | PreparedPart, references: str, key: str, cache: str | None
 ) -> dict[str, Any]:
-    """The documents of a part that hold a text, which is given by its number."""
+    """Find the documents of a part that hold a text; texts are given by number."""
 
     def make() -> bytes:
         documents = part.read(["id", "source", "text_hash", "text"])
         texts = documents["text"].to_pylist()
         place, text, similarity = most_similar(texts, load_ngrams(references))
-        found = documents.select(["id", "source", "text_hash"]).take(pa.array(place))
-        found = found.append_column("forgotten", pa.array(text))
-        return to_stream(found.append_column("similarity", pa.array(similarity)))
+        matches = documents.select(["id", "source", "text_hash"]).take(pa.array(place))
+        matches = matches.append_column("forgotten", pa.array(text))
+        return to_stream(matches.append_column("similarity", pa.array(similarity)))
 
     name = part.origin if isinstance(part, PreparedPart) else part.content_name()
     entry = f"{key}-{hashlib.sha256(name.encode()).hexdigest()}"
@@ -233,7 +235,7 @@ def _compare(
 def most_similar(
     documents: Sequence[str], references: NGrams
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which documents hold a text, the text that each is most like, and the similarity.
+    """Find documents that hold a text, the text that each is most like, and their similarity.
 
     Args:
         references: of `as_references`.
@@ -242,8 +244,8 @@ def most_similar(
         Places among the documents, in order, numbers of the texts, and shares from `SIMILARITY` to
         1: arrays of one length.
     """
-    # Signatures of texts that were forgotten before each character was a word have the words
-    # between spaces.
+    # In scripts without spaces, older signatures consist of what stands between spaces: they
+    # were made before each character counted as a word.
     unspaced = [number for number, text in enumerate(documents) if has_unspaced(text)]
     of_spaces = [documents[number] for number in unspaced]
     best = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
@@ -251,13 +253,15 @@ def most_similar(
         (np.arange(len(documents)), _ngrams(documents)),
         (np.array(unspaced, np.int64), _ngrams(of_spaces, parts_characters=False)),
     ):
-        # Of a document every n-gram was taken, of a text every fifth.
+        # Documents have all of their n-grams, and signatures every fifth.
+        # A document of very few n-grams counts as if it had `FEWEST_NGRAMS`.
         sizes = np.maximum(np.diff(ngrams.offsets) // NGRAM_SIZE, FEWEST_NGRAMS)
         for document, text, common in references.common(ngrams):
             similarity = np.minimum(1, common / np.minimum(references.sizes[text], sizes[document]))
             enough = similarity >= SIMILARITY
             best.append((numbers[document[enough]], text[enough], similarity[enough]))
     document, text, similarity = map(np.concatenate, zip(*best, strict=True))
+    # Of each document's matches the most similar one, of several the first text.
     order = np.lexsort((text, -similarity, document))
     first = order[run_starts(document[order])]
     return document[first], text[first], similarity[first]
@@ -266,7 +270,7 @@ def most_similar(
 def as_references(signatures: Sequence[np.ndarray]) -> NGrams:
     """Signatures as reference texts, which are numbered in this order."""
     hashes = np.concatenate(signatures).astype(np.uint64)
-    return group_ngrams(Shingles(hashes, ends_of(np.array([len(one) for one in signatures]))))
+    return group_ngrams(Shingles(hashes, ends_of(np.array([len(ngrams) for ngrams in signatures]))))
 
 
 def _ngrams(texts: Sequence[str], parts_characters: bool = True) -> Shingles:

@@ -1,24 +1,24 @@
-"""What earlier corpora of a lineage were divided into, and the texts that have left since.
+"""The splits of earlier corpora of a lineage, also of texts that have left the sources since.
 
-Every clean corpus holds the record: its own documents with split and slice, and under `past/` each
-text that was once in a split and is none of its documents now. So a copy of what was trained on is
-known as such when it comes back, and can never be held out; nor can held-out text be trained on.
+Every clean corpus holds this record: its own documents with split and slice, and under `past/` each
+text that was once in a split and is no longer among its documents. So a copy of training text is
+recognized when it comes back, and is never held out; nor is held-out text ever trained on.
 
-What was in a split stays in it, whatever the settings say later: they decide over new text alone. A
+A text stays in its split, whatever the settings say later: they decide over new text alone. A
 cluster with text of an earlier corpus follows that text:
 
 - With held-out or validation text, those documents stay as they are, also beside equal texts, and
   every other one of the cluster goes. Where they have left the sources, their nearest successor
   takes their place, unless the cluster was also trained on.
-- With text that was trained on, it is trained on. A source that the settings hold out cannot judge
-  with such text: it goes.
+- With text that was trained on, it is trained on. If the settings hold one of its sources out, it
+  is dropped instead: it could not evaluate what was trained on it.
 
 A cluster of new texts follows, in this order: a source that the settings set apart for judging; the
 document that had one of its ids before, since it is an edit of it, unless the id is a row's number;
 a source that they assign to `train`; the cluster's hash.
 
-Beside text of other sources, text to replay goes; a cluster that has no other is replayed, unless
-it judged before.
+Beside text of other sources, text to replay is dropped; a cluster with no other text is replayed,
+unless it was held-out or validation text before.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ from spark_jobs.settings import SplitSettings
 PAST_FOLDER = "past"
 _SMALL = ["id", "text_hash", "split", "slice"]
 RECORD_COLUMNS = [*_SMALL, "text", "source"]
-"""What is kept of a text: what decides its split, and the text itself. Of an example of a task also
-`prepare.EXAMPLE_COLUMN`, since it is of no template; records of earlier versions lack it."""
+"""What is kept of a text: what decides its split, and the text itself. Examples of a task also have
+`prepare.EXAMPLE_COLUMN`, since they belong to no template; older records lack it."""
 _TEXTS_IN_FILE = 5_000
 
 
@@ -68,7 +68,7 @@ class History:
         return int(self.documents["slice"].to_numpy().max()) + 1
 
     def missing(self, hashes: pa.ChunkedArray) -> np.ndarray:
-        """Places in `documents` of the texts whose hash is none of these."""
+        """Places in `documents` of the texts that have none of these hashes."""
         return np.flatnonzero(~np.asarray(pc.is_in(self.documents["text_hash"], hashes)))
 
 
@@ -82,6 +82,7 @@ def read_history(clean_corpus: str | None) -> History | None:
         return None
     parts = find_parts(clean_corpus, RECORD_COLUMNS, "clean_corpus")
     past = f"{clean_corpus}/{PAST_FOLDER}"
+    # The first corpus of a lineage has no such folder.
     if files.exists(past):
         parts += find_parts(past, RECORD_COLUMNS, "clean_corpus")
     return History(parts)
@@ -104,15 +105,15 @@ def write_past(
 def _write_group(
     group: tuple[int, list[tuple[Part, RowLocation, int, int]]], folder: str
 ) -> dict[str, Any]:
-    number, wanted = group
+    number, places = group
     tables = []
-    for part, place, first, last in wanted:
+    for part, place, first, last in places:
         table = part.read([*RECORD_COLUMNS, EXAMPLE_COLUMN])
         if EXAMPLE_COLUMN not in table.column_names:
             nothing = pa.nulls(table.num_rows, pa.string())
             table = table.append_column(EXAMPLE_COLUMN, nothing)
         table = table.select([*RECORD_COLUMNS, EXAMPLE_COLUMN])
-        # What a part was made of says nothing of what is left of it.
+        # Without metadata: the part's `origin` does not describe a selection of its rows.
         tables.append(table.take(place.read()["row"][first:last]).replace_schema_metadata())
     table = pa.concat_tables(tables)
     write_table(f"{folder}/part-{number:05d}.parquet", table)
@@ -120,11 +121,11 @@ def _write_group(
 
 
 NAMES: tuple[Split | None, ...] = (None, "train", "replay", "validation", "held_out")
-"""Splits by how strict they are; a place in this list is a split's code."""
+"""Splits in order of strictness; the place in this list is a split's code."""
 NONE, TRAIN, REPLAY, VALIDATION, HELD_OUT = range(5)
 ON_RECORD = 10
-"""Added to the rank (`representative_rank`) of held-out and validation documents on record; to that
-of others on record, 1."""
+"""Added to the rank (`representative_rank`) of documents that are on record as held-out or
+validation text; for others on record, 1 is added."""
 
 _DIGITS = 15
 """Hexadecimal digits compared; 60 bits are exact in Python and in Spark's long alike."""
@@ -135,18 +136,23 @@ assert set(get_args(Split)) == {*NAMES[1:]}
 def by_hash(clusters: pa.Array, settings: SplitSettings, groups: np.ndarray) -> np.ndarray:
     """Codes of the splits that cluster ids fall into: shape (clusters,).
 
-    An id, read as a number in [0, 1), is held out below the first share, validation below both.
+    An id, read as a fraction in [0, 1), is held out below the first share, and validation below the
+    sum of both.
 
     Args:
-        groups: shape (clusters,), groups of near-copies in each. Of a template's many the smallest
-            hash is small, and the likelier held out the more they are: it is hashed again.
+        groups: shape (clusters,), how many groups of near-copies each has. The more texts a
+            template has, the smaller is the smallest of their hashes, and the likelier it would be
+            held out: such an id is hashed again.
     """
-    again = (groups > 1) | (settings.seed != 0)
-    if again.any():
+    # The id of a single group is a uniform hash already; the default seed leaves it as it is.
+    is_hashed_again = (groups > 1) | (settings.seed != 0)
+    if is_hashed_again.any():
         salt = settings.seed.to_bytes(8, "little", signed=True)
         clusters = pa.array(
-            hashlib.blake2b(name.encode(), digest_size=16, salt=salt).hexdigest() if one else name
-            for name, one in zip(clusters.to_pylist(), again.tolist(), strict=True)
+            hashlib.blake2b(name.encode(), digest_size=16, salt=salt).hexdigest()
+            if is_hashed
+            else name
+            for name, is_hashed in zip(clusters.to_pylist(), is_hashed_again.tolist(), strict=True)
         )
     held_out = pc.less(clusters, _threshold(settings.held_out))
     either = pc.less(clusters, _threshold(settings.held_out + settings.validation))
@@ -155,15 +161,16 @@ def by_hash(clusters: pa.Array, settings: SplitSettings, groups: np.ndarray) -> 
 
 
 def _threshold(share: float) -> str:
-    """The first cluster prefix past a share of all of them; prefixes compare as text."""
+    """The first cluster id past a share of all ids, which compare as text."""
     number = round(share * 16**_DIGITS)
+    # "g" lies past all hexadecimal digits, so that a share of 1 takes every id.
     return f"{number:0{_DIGITS}x}" if number < 16**_DIGITS else "g"
 
 
 def codes_of(splits: pa.ChunkedArray | pa.Array) -> np.ndarray:
     """Split names as codes; null is `NONE`."""
-    found = pc.index_in(splits, pa.array(NAMES[1:])).fill_null(-1)
-    return np.asarray(found).astype(np.int64) + 1
+    places = pc.index_in(splits, pa.array(NAMES[1:])).fill_null(-1)
+    return np.asarray(places).astype(np.int64) + 1
 
 
 def by_source(sources: pa.ChunkedArray, settings: SplitSettings) -> np.ndarray:
@@ -174,34 +181,34 @@ def by_source(sources: pa.ChunkedArray, settings: SplitSettings) -> np.ndarray:
 
 
 def representative_rank(past: np.ndarray, forced: np.ndarray) -> np.ndarray:
-    """Which documents of equal text stand for it: those of the highest rank. Shape (documents,).
+    """Rank documents of equal text; one of the highest rank represents it. Shape (documents,).
 
-    Those whose source is set apart for judging come first, those to replay come after others, and
-    those that have left last. More is added for documents on record, so that they stay as they are
-    when longer copies of them come: of those to replay, less than puts them beside others.
+    Documents of sources that are reserved for evaluation come first, those to replay after others,
+    and those that have left the sources last. Documents on record get a higher rank, so that they
+    stay when longer copies arrive; that of text to replay remains below that of other text.
     """
     return np.select([past, forced == REPLAY, forced >= VALIDATION], [-3, -2, forced], 0)
 
 
 @dataclass(frozen=True)
 class TextFacts:
-    """What is known of each different text by itself; all arrays have the shape (texts,)."""
+    """Facts about each distinct text; all arrays have the shape (texts,)."""
 
     present: np.ndarray
     """Whether the text is still in the sources."""
     forced: np.ndarray
-    """Code of the split that the settings assign to the source of the document that stands for the
-    text; if that is none, `TRAIN` where they assign it to any other one that has the text."""
+    """Code of the split that the settings assign to the source of the text's representative; if
+    they assign none, `TRAIN` if another document with the text is assigned to it."""
     by_text: np.ndarray
     """Code of the split that this very text was in, by the record of earlier corpora."""
     by_id: np.ndarray
     """Code of the split that a document of this id was in, where its text is new; `NONE` where the
     id is a row's number."""
     slices: np.ndarray
-    """In which corpus of the lineage this text came first; of new text, the one being made."""
+    """The corpus of the lineage in which the text first appeared; for new text, this one."""
 
     def for_cluster(self) -> "ClusterFacts":
-        """What each text says of its cluster."""
+        """What each text contributes to the facts about its cluster."""
 
         def where(condition: np.ndarray, codes: np.ndarray) -> np.ndarray:
             return np.where(condition, codes, NONE)
@@ -221,25 +228,25 @@ class TextFacts:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """Codes of splits, `NONE` where there is none; of a cluster, the largest of its texts' counts.
+    """Codes of splits, `NONE` if there is none; of a cluster, the largest code of its texts.
 
     All arrays have the shape (texts,).
     """
 
     trained: np.ndarray
-    """Of earlier text to train on."""
+    """Of earlier text that was trained on or replayed."""
     guard: np.ndarray
     """Of earlier held-out or validation text."""
     present_guard: np.ndarray
     """The same, of text that is still in the sources."""
     force: np.ndarray
-    """Of a source that the settings set apart for judging."""
+    """Of a source that the settings assign to validation or held-out text."""
     by_id: np.ndarray
     """Of the documents that had one of its ids before."""
     train: np.ndarray
     """Of a source that the settings assign to `train`."""
     unreplayed: np.ndarray
-    """`TRAIN` where it has text in the sources that is not to be replayed."""
+    """`TRAIN` if the cluster has text in the sources that is not to be replayed."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +258,7 @@ class Fates:
     guarded: np.ndarray
     """Whether its cluster holds earlier held-out or validation text."""
     spoilt: np.ndarray
-    """Whether its cluster would judge, but was trained on."""
+    """Whether the settings reserve its cluster for evaluation, but it was trained on."""
     eligible: np.ndarray
     """Whether it may stay: the best such document of a cluster does."""
     stays: np.ndarray
@@ -259,25 +266,28 @@ class Fates:
 
 
 def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
-    """The split of every text's cluster, and who may be in it.
+    """Decide the split of every text's cluster, and which texts may stay in it.
 
     Args:
-        clusters: of each text's cluster, the largest codes.
-        new: shape (texts,), codes of the splits that the clusters' hashes mean.
+        clusters: for each text, the largest codes of its cluster.
+        new: shape (texts,), codes of the splits that follow from the clusters' hashes.
     """
     trained = clusters.trained > NONE
     guard, force = clusters.guard, clusters.force
     guarded = guard > NONE
     replayed = clusters.unreplayed == NONE
+    # A new cluster follows, in this order, a source that is set apart to evaluate, the split of an
+    # id that it had before, a source to train on, and its hash.
     unknown = np.where(replayed | (clusters.train > NONE), TRAIN, new)
     fresh = np.where(force, force, np.where(clusters.by_id, clusters.by_id, unknown))
     split = np.where(guarded, guard, np.where(trained, TRAIN, fresh))
+    # What evaluates nothing is trained on, or replayed if it is only text to replay.
     split = np.where(split >= VALIDATION, split, np.where(replayed, REPLAY, TRAIN))
     spoilt = trained & ~guarded & (force > NONE)
     stays = texts.present & guarded & (texts.by_text == guard)
     has_guard = clusters.present_guard == guard
-    # In the place of a document that is gone comes a new one alone: what was in another split has
-    # judged there already.
+    # Only a new text takes the place of a document that has left: a text that was in another
+    # split has already been evaluated on there.
     succeeds = ~trained & (texts.by_text == NONE)
     fits = ((force == NONE) | (texts.forced == force)) & (replayed | (texts.forced != REPLAY))
     eligible = np.where(guarded, np.where(has_guard, stays, succeeds), fits)

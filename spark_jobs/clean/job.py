@@ -1,9 +1,9 @@
 """Raw text to clean text: normalized, filtered, without copies and near-copies.
 
-Each document by itself is normalized, filtered and signed (`prepare`). Then it is decided over all
-of them, from their small columns (`decide`): exact copies are grouped, near-copies found among the
-rest (candidates by shared bands, verified by true similarity, connected components), and one
-survivor and its split chosen for each cluster. Last, tasks write the documents that stay (`write`).
+First, each document is normalized, filtered and signed by itself (`prepare`). Then small columns of
+all of them are decided over (`decide`): exact copies are grouped, near-copies found among the rest
+(candidates share bands, are verified by their true similarity and form connected components), and a
+survivor and a split are chosen for each cluster. Finally, tasks write what stays (`write`).
 
 Run as a program: `python -m spark_jobs.clean.job --spec spec.json`. After an upgrade of a library
 that decides how documents are cleaned, `compare_documents` says whether they are cleaned as before.
@@ -78,15 +78,15 @@ class CleanSpec(BaseModel):
     numbered_sources: tuple[str, ...] = ()
     """Sources whose rows are named by their numbers (`RawCorpusSettings.numbered_sources`)."""
     forgotten: ForgottenTexts = ForgottenTexts()
-    """What is to be in no corpus any more."""
+    """What no corpus may contain again."""
     libraries: dict[str, str] = {}
-    """Versions of those that decide the result, without which the program does not run."""
+    """Versions of the libraries that decide the result; with others the program does not run."""
     evaluation_texts: list[str] = []
     """Text files (`.txt`: one document; `.jsonl`: one a line, under `text`) of evaluation sets."""
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
     documents_in_memory: int = DOCUMENTS_IN_MEMORY
-    """Most documents that are decided over in the driver's memory; both ways give the same."""
+    """Maximum number of documents decided in the driver's memory; the result is the same."""
 
 
 def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[str, Any]:
@@ -121,11 +121,12 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
 
 def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> dict[str, Any]:
     settings = spec.settings
-    # First of all, since nothing is to be made while a file of them is damaged.
+    # First, since nothing may be built while one of these files is damaged.
     signatures = read_signatures(spec.forgotten.signatures)
     raw = parquet.find_parts(spec.raw_corpus, parquet.RAW_COLUMNS, "raw_corpus")
     history = read_history(spec.earlier)
     ngrams = save_evaluation_ngrams(spec.evaluation_texts, scratch, settings.decontamination)
+    # All columns that the clean text will have: classifiers may take the name of none.
     decided = [field for field in CLEAN_SCHEMA if field.name in DECIDED_SCHEMA.names]
     columns = pa.schema([*prepared_schema(settings), *decided])
     prepare = partial(
@@ -155,7 +156,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
         spark, settings, history, spec.numbered_sources, forgotten, scratch, report, spec.cache
     )
     documents = sum(part.rows for part in [*raw, *(history.parts if history else [])])
-    # Both give the same to the byte, so the bound is no part of what the clean corpus is.
+    # Both give the same corpus to the byte, so the bound is not part of its identity.
     decider = (
         InMemoryDecider(run, parts)
         if documents <= spec.documents_in_memory
@@ -176,8 +177,8 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     past: list[DocumentPart] = []
     if history:
         texts = write_past(spark, history, decider.texts_left(), f"{scratch}/past", report)
-        # They stay on record, whatever the settings now say of their length or quality, and guard
-        # what is like them.
+        # They stay on record, whatever the settings now say about their length or quality, and keep
+        # what is like them in their split.
         unlimited = settings.model_copy(
             update={
                 "minimum_characters": 1,
@@ -222,23 +223,24 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
 def _leave_out_similar(
     forgotten: ForgottenTexts, similar: pa.Table, past: pa.Table
 ) -> tuple[pa.Table, ForgottenTexts]:
-    """The documents left out for their text alone, and all that is left out.
+    """The documents that are left out for their text alone, and all that is left out.
 
     Args:
-        similar: of the corpus, `past`: of the record; rows of `forgotten.SIMILAR_SCHEMA`.
+        similar, past: rows of `forgotten.SIMILAR_SCHEMA`, of the corpus and of the record.
     """
     listed = pc.or_(
         pc.is_in(similar["id"], pa.array(forgotten.ids, pa.string())),
         pc.is_in(similar["text_hash"], pa.array(forgotten.texts, pa.string())),
     )
     similar = similar.filter(pc.invert(listed)).sort_by("id")
-    # All that is dropped for itself has one hash, that of no text.
+    # Documents that are dropped for a fault of their own have the hash of an empty text.
     is_dropped = pc.equal(similar["text_hash"], text_hash(""))
+    # These would be dropped anyway, so that a person need not decide about them.
     refuse_widespread(similar.filter(pc.invert(is_dropped)), forgotten.searched)
     texts = {*similar["text_hash"].to_pylist(), *past["text_hash"].to_pylist()} - {text_hash("")}
     dropped = similar["id"].filter(is_dropped).to_pylist()
-    found = {"similar": tuple(sorted(texts)), "similar_ids": tuple(dropped)}
-    return similar, forgotten.model_copy(update=found)
+    similar_texts = {"similar": tuple(sorted(texts)), "similar_ids": tuple(dropped)}
+    return similar, forgotten.model_copy(update=similar_texts)
 
 
 def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> dict[str, Any]:
@@ -247,9 +249,9 @@ def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> di
     reasons = sorted({row["reason"] for row in rows if row["reason"]})
     splits = dict.fromkeys(SPLITS, 0)
     slices: dict[str, dict[str, int]] = {}
-    for one in sorted(outcome.slices, key=lambda one: (one["slice"], one["split"])):
-        splits[one["split"]] = splits.get(one["split"], 0) + one["documents"]
-        slices.setdefault(str(one["slice"]), {})[one["split"]] = one["documents"]
+    for counted in sorted(outcome.slices, key=lambda counted: (counted["slice"], counted["split"])):
+        splits[counted["split"]] = splits.get(counted["split"], 0) + counted["documents"]
+        slices.setdefault(str(counted["slice"]), {})[counted["split"]] = counted["documents"]
 
     def total(field: str, reason: str | None) -> int:
         return sum(row[field] for row in rows if row["reason"] == reason)
@@ -297,6 +299,7 @@ def _write(
     Returns:
         Each classifier's name to its labels to documents.
     """
+    # A part of which nothing stays gets no file.
     places = sorted(outcome.stay.places.items())
     items = [(n, parts[n].prepared, place) for n, place in places]
     classifiers = run.settings.classifiers
@@ -309,35 +312,35 @@ def _write(
     )
     records = map_tasks(run.spark, "writing clean text", items, work, run.report)
     write_duplicates(run.spark, outcome.duplicates, output, run.report)
-    labels = {one.name: Counter[str]() for one in classifiers}
+    labels = {classifier.name: Counter[str]() for classifier in classifiers}
     for record in records:
-        for name, found in record["labels"].items():
-            labels[name].update(found)
-    return {name: dict(sorted(found.items())) for name, found in labels.items()}
+        for name, counts in record["labels"].items():
+            labels[name].update(counts)
+    return {name: dict(sorted(counts.items())) for name, counts in labels.items()}
 
 
 def dropped_examples(
     outcome: DecidedDocuments, parts: list[DocumentPart]
 ) -> dict[str, list[dict[str, str]]]:
-    """The examples of each reason, with the beginning of each."""
+    """The examples of each reason, with the beginning of each text."""
 
-    def beginning(one: Example) -> str:
+    def beginning(example: Example) -> str:
         # The part with one of the few examples is read on the driver: tens of megabytes.
-        (text,) = parts[one.part].read_rows("text", pa.array([one.row])).to_pylist()
+        (text,) = parts[example.part].read_rows("text", pa.array([example.row])).to_pylist()
         return str(text[:EXAMPLE_CHARACTERS])
 
     return {
-        reason: [{"id": one.id, "text": beginning(one)} for one in examples]
+        reason: [{"id": example.id, "text": beginning(example)} for example in examples]
         for reason, examples in outcome.examples.items()
     }
 
 
 def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str, object, object]]:
-    """A few raw documents: id, what became of each in a clean corpus, and what becomes of it now.
+    """Compare a few raw documents: id, fate in a clean corpus, and fate under the libraries now.
 
-    Texts that are not ASCII come first, since repair and normalization change no others. Of copies
-    is told only that they were not dropped for what they say. Passed over is what other text
-    decided: what is forgotten or holds such text, and what may be one of a template's many texts,
+    Texts that are not ASCII come first, since repair and normalization change no others. For copies
+    only whether they have a fault is compared. Documents whose fate depends on other text are
+    skipped: what is forgotten or holds such text, and what may be one of many texts of a template,
     which are not on record.
     """
     settings = spec.settings
@@ -353,10 +356,10 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
         prepared = prepare_rows(raw, settings, ngrams)
     columns = ["text", *(name for name, _ in label_fields(settings.classifiers))]
     ids = raw["id"].combine_chunks()
-    found = parquet.find_rows(
+    clean_rows = parquet.find_rows(
         clean_corpus, pc.field("id").isin(ids), ["id", *columns], parquet.SAMPLED
     )
-    kept = {row["id"]: [row[name] for name in columns] for row in found}
+    kept = {row["id"]: [row[name] for name in columns] for row in clean_rows}
     copies = set(find_duplicates(clean_corpus, "id", ids)["id"].to_pylist())
     passed_over = {*spec.forgotten.ids, *read_similar(clean_corpus)["id"].to_pylist()}
     for row in prepared.to_pylist():

@@ -1,7 +1,7 @@
-"""The first pass over raw text: normalize, filter each document by itself, sign it.
+"""The first pass over raw text: each document is normalized, filtered and signed by itself.
 
-What it makes of a part depends on the part's rows and the settings alone, so it is cached and found
-again when the corpus has grown elsewhere: reading it takes a tenth of making it.
+The result for a part depends only on its rows and on the settings, so it is cached and found again
+when the corpus has grown elsewhere: reading it takes a tenth of the time of making it.
 
 Quality filters are datatrove's. Signatures follow Broder, "On the resemblance and containment of
 documents" (1997); bands of rows follow the locality-sensitive hashing of Leskovec, Rajaraman and
@@ -51,14 +51,14 @@ from spark_jobs.text import (
 Check = Callable[[str], str | None]
 """A text to the reason to drop it, or None."""
 
-# Where no space parts an address from the words around it, their script does; Korean, too, which
-# hangs particles on words.
+# Where no space separates an address from the words around it, their script does; so does Korean,
+# which attaches particles to words.
 _LETTER = f"[^\\W_{UNSPACED_CLASS}\u1100-\u11ff\uac00-\ud7ff]"
 _LABEL = f"{_LETTER}(?:(?:{_LETTER}|-)*{_LETTER})?"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9]?[0-9])"
 _EMAIL = re.compile(
-    # Not the user of a repository's address (`git@host:path`). 64 characters are the most before
-    # the sign, and without a bound each of a long row of dots and letters would begin a search.
+    # Not the user of a repository's address (`git@host:path`). At most 64 characters come before
+    # the sign: without a bound, each of a long row of dots and letters would begin a search.
     f"(?!git@)(?<!{_LETTER}){_LETTER}"
     rf"(?:{_LETTER}|\.(?!\.)|[!#$%&'*+/=?^_`{{|}}~-]){{0,63}}"
     # The last label begins without figures, so that `name@1.2.3` is the version of a package.
@@ -76,15 +76,15 @@ _ADDRESS_V6 = re.compile(
     rf"[23](?<![0-9A-Za-z][23])(?<![0-9A-Za-z]\.[23])(?<!::[23]){_HEX}{{3}}"
     # Nor a part of more groups: a short word of hexadecimal digits before a colon is a group.
     + "".join(f"(?<!(?<![0-9A-Za-z]){_HEX * digits}:{_HEX * 4})" for digits in range(1, 5))
-    # Not possessive (`++`), by which Python 3.11.2, Debian's, takes too much: as in a look ahead,
-    # no shorter match is tried.
+    # Not possessive (`++`), with which Python 3.11.2, Debian's, matches too much. Like a lookahead,
+    # it tries no shorter match.
     + rf"(?=(?P<rest>(?:::?{_HEX}{{1,4}})+(?:::)?))(?P=rest)(?![0-9A-Za-z]|:[0-9A-Za-z:]|\.[0-9])"
 )
 _FEWEST_GROUPS = 3
-"""Written of an address; `2000::2` may be a slice of an array."""
+"""Minimum of groups written in an address; `2000::2` may be a slice of an array."""
 _MASKED_EMAIL = "email@example.com"
 _MASKED_ADDRESS, _MASKED_ADDRESS_V6 = "192.0.2.1", "2001:db8::1"
-"""Addresses set aside for documentation (RFC 5737, RFC 3849)."""
+"""Addresses reserved for documentation (RFC 5737, RFC 3849)."""
 _DOCUMENTATION = ipaddress.ip_network("2001:db8::/32"), ipaddress.ip_network("3fff::/20")
 
 
@@ -92,7 +92,7 @@ _DOCUMENTATION = ipaddress.ip_network("2001:db8::/32"), ipaddress.ip_network("3f
 def quality_filter(name: QualityFilter) -> Check:
     """A filter by its name in the settings; its reasons begin with that name.
 
-    A document stays as it is or goes; where datatrove's filter would leave out lines, they stay.
+    A document is kept as it is or dropped; lines that datatrove's filter would remove stay.
     """
     from datatrove.data import Document
     from datatrove.pipeline import filters
@@ -116,7 +116,7 @@ def quality_filter(name: QualityFilter) -> Check:
 def mask_personal_data(text: str) -> str:
     """The text with placeholders for e-mail addresses and public IPv4 and IPv6 addresses.
 
-    datatrove's patterns, which this replaces, pass over addresses that begin or end at a letter of
+    datatrove's patterns, which this replaces, miss addresses that begin or end next to a letter of
     any script, and take versions of packages and parts of longer numbers for addresses.
     """
     if "@" in text:
@@ -126,33 +126,33 @@ def mask_personal_data(text: str) -> str:
     return _ADDRESS.sub(_mask_public, text)
 
 
-def _mask_public_v6(found: re.Match[str]) -> str:
+def _mask_public_v6(match: re.Match[str]) -> str:
     try:
-        address = ipaddress.IPv6Address(found[0])
+        address = ipaddress.IPv6Address(match[0])
     except ValueError:  # too many or too few groups
-        return found[0]
-    is_slice = len(list(filter(None, found[0].split(":")))) < _FEWEST_GROUPS
+        return match[0]
+    is_slice = len(list(filter(None, match[0].split(":")))) < _FEWEST_GROUPS
     is_example = any(address in network for network in _DOCUMENTATION)
-    return found[0] if is_slice or is_example else _MASKED_ADDRESS_V6
+    return match[0] if is_slice or is_example else _MASKED_ADDRESS_V6
 
 
-def _mask_public(found: re.Match[str]) -> str:
+def _mask_public(match: re.Match[str]) -> str:
     try:
-        is_public = ipaddress.ip_address(found[0]).is_global
+        is_public = ipaddress.ip_address(match[0]).is_global
     except ValueError:  # a figure with a zero before it
         is_public = False
-    return _MASKED_ADDRESS if is_public else found[0]
+    return _MASKED_ADDRESS if is_public else match[0]
 
 
 BUCKET_WINDOW = 500
-"""In a larger bucket, a document is compared with the bucket's first and its next so many."""
+"""In a larger bucket, a document is compared with the bucket's first and so many after it."""
 _WANTED_RECALL = 0.995
 """Share of the pairs exactly at the threshold that become candidates."""
 
 
 @dataclass(frozen=True)
 class Bands:
-    """How signatures are cut for finding candidates."""
+    """How signatures are cut into bands, to find candidates."""
 
     bands: int
     rows: int
@@ -173,6 +173,7 @@ def derive_bands(threshold: float, permutations: int) -> Bands:
         bands = Bands(permutations // rows, rows)
         if bands.candidate_probability(threshold) >= _WANTED_RECALL:
             return bands
+    # No cut finds so many; bands of one row find the most.
     return Bands(permutations, 1)
 
 
@@ -187,12 +188,14 @@ def signatures(shingles: Shingles, permutations: int) -> np.ndarray:
         for number, (factor, addend) in enumerate(_permutations(permutations)):
             np.multiply(low, factor, out=work)
             np.bitwise_xor(work, addend, out=work)
+            # Every text has a shingle: `reduceat` would give an empty one its neighbor's value.
             np.minimum.reduceat(work, shingles.offsets[:-1], out=result[number])
     return result.T
 
 
 def band_keys(signature: np.ndarray, bands: Bands) -> np.ndarray:
     """One uint64 a band: equal keys of the same band mean equal rows. Shape (texts, bands)."""
+    # Permutations that are left over fill no band.
     cut = signature[:, : bands.permutations].reshape(len(signature), bands.bands, bands.rows)
     key = np.zeros(cut.shape[:2], np.uint64)
     # Row by row, so that equal rows in another order give another key.
@@ -212,7 +215,7 @@ def _permutations(count: int) -> list[tuple[np.uint32, np.uint32]]:
 
 
 EXAMPLE_COLUMN = "example"
-"""Where a corpus has it, what `text` is the plain text of (`artifacts.examples`)."""
+"""Optional column: the example whose plain text is `text` (`artifacts.examples`)."""
 
 
 def prepared_schema(settings: CleanCorpusSettings) -> pa.Schema:
@@ -296,8 +299,8 @@ def prepare_parts(
 
 
 def libraries_of(settings: CleanCorpusSettings) -> set[str]:
-    """Those that decide the clean corpus: of text by itself all is decided here, and of texts
-    together by whole numbers alone."""
+    """The libraries that decide the clean corpus: all of them act on single texts, since texts are
+    compared by whole numbers alone."""
     used = {"pyarrow", UNICODE}
     if settings.repair_encodings:
         used.add("ftfy")
@@ -311,13 +314,14 @@ def libraries_of(settings: CleanCorpusSettings) -> set[str]:
 def preparation_key(
     settings: CleanCorpusSettings, ngrams: str | None, models: dict[str, str]
 ) -> str:
-    """The cache's key of prepared rows, but for the part's content."""
+    """The cache key of prepared rows, to which the part's content is added."""
     return cache_key(
         "prepared rows",
         __name__,
         [*libraries_of(settings), "numpy"],
         settings=settings.preparation(),
         models=models,
+        # The name of the file is a hash of its content.
         evaluation=ngrams.rpartition("/")[2] if ngrams else None,
     )
 
@@ -329,31 +333,33 @@ def prepare_part(
     key: str,
     cache: str | None,
 ) -> dict[str, Any]:
-    """Prepare one part: the fields of `PreparedPart`.
+    """Prepare one part; return the fields of `PreparedPart`.
 
     Args:
-        part: and where its prepared rows go.
+        part: the part, and where its prepared rows go.
         key: of `preparation_key`.
     """
     raw, url = part
     columns = [*RAW_COLUMNS, EXAMPLE_COLUMN]
-    made = []
+    newly_made = []
 
     def make() -> bytes:
-        made.append(url)
-        # Read again soon and by few: quick to pack and unpack counts for more than small.
+        newly_made.append(url)
+        # Read again soon, by few: fast compression matters more than size.
         compression = dict.fromkeys(prepared_schema(settings).names, "lz4")
+        # Hashes hardly shrink.
         for column in ("text_hash", "bands", "signature"):
             if column in compression:
                 compression[column] = "none"
         return to_parquet(prepare_rows(raw.read(columns), settings, ngrams), compression)
 
+    # Under the content that the rows were made from: a part is found again wherever it lies.
     placed = place_cached(cache, f"{key}-{raw.digest(columns)}", make, url)
-    return {"url": url, "origin": placed.sha256, "is_new": bool(made), "begin": placed.begin}
+    return {"url": url, "origin": placed.sha256, "is_new": bool(newly_made), "begin": placed.begin}
 
 
 def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | None) -> pa.Table:
-    """Rows of a raw corpus as `prepared_schema` has them."""
+    """Prepare rows of a raw corpus: rows of `prepared_schema`."""
     texts, repaired = _normalized([text or "" for text in raw["text"].to_pylist()], settings)
     examples = _normalized_examples(raw, settings)
     # The text of an example is made again of its parts, which were normalized one by one.
@@ -367,10 +373,10 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
         faults = [f or check(text) for f, text in zip(faults, texts, strict=True)]
     labels: dict[str, list[Any]] = {}
     for classifier in settings.classifiers:
-        found = classify(texts, faults, classifier)
-        labels |= {classifier.name: found.labels, classifier.score_column: found.scores}
-        faults = found.faults
-    # What goes anyway is compared with nothing.
+        classified = classify(texts, faults, classifier)
+        labels |= {classifier.name: classified.labels, classifier.score_column: classified.scores}
+        faults = classified.faults
+    # Documents that are dropped anyway are not compared, so they count as empty.
     folded = ["" if fault else fold(text) for text, fault in zip(texts, faults, strict=True)]
     words = sum_words(folded)
     if ngrams:
@@ -379,7 +385,7 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
         for number in np.flatnonzero(overlap > limits.maximum_overlap):
             faults[number] = "overlaps_evaluation"
     found_shapes, shares = shapes(folded, words)
-    # An example's figures are what it is about, and nothing differs where nothing is masked.
+    # An example's figures are its content, and texts without a masked word cannot differ in one.
     is_no_template = (shares < settings.templates.same_share) | (shares == 1)
     is_no_template |= np.array(examples, bool)
     columns = {
@@ -408,21 +414,22 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
 
 
 def _normalized(raw: list[str], settings: CleanCorpusSettings) -> tuple[list[str], list[bool]]:
-    """The texts repaired, normalized and masked, and which were in need of repair, or lost some."""
+    """Repair, normalize and mask texts; also return which were repaired or lost characters."""
     texts = list(map(repair_encoding, raw)) if settings.repair_encodings else raw
-    found = [normalize(text, settings.unicode_form) for text in texts]
+    normalized = [normalize(text, settings.unicode_form) for text in texts]
+    # A text that needs no repair is returned itself, not a copy.
     repaired = [
         text is not original or has_lost
-        for text, original, (_, has_lost) in zip(texts, raw, found, strict=True)
+        for text, original, (_, has_lost) in zip(texts, raw, normalized, strict=True)
     ]
-    texts = [text for text, _ in found]
+    texts = [text for text, _ in normalized]
     if settings.mask_personal_data:
         texts = list(map(mask_personal_data, texts))
     return texts, repaired
 
 
 def _normalized_examples(raw: pa.Table, settings: CleanCorpusSettings) -> list[Example | None]:
-    """Each document's example, its texts treated as documents are; None for plain text."""
+    """Each document's example with its texts normalized; None for plain text."""
     if EXAMPLE_COLUMN not in raw.column_names:
         return [None] * raw.num_rows
 

@@ -1,4 +1,4 @@
-"""Carries out what was decided: the rows of each prepared part that stay become clean text."""
+"""Writes the clean text: of each prepared part, the rows that were decided to stay."""
 
 import hashlib
 from collections import Counter
@@ -42,17 +42,18 @@ def write_part(
     key: str,
     cache: str | None,
 ) -> dict[str, Any]:
-    """Write one part's clean text: `labels`, each classifier's name to labels to documents.
+    """Write one part's clean text; return `labels`, by classifier and label the documents.
 
     Args:
         part: its number, its prepared rows, and which of them stay (`decider.DECIDED_SCHEMA`).
         key: of `writing_key`.
-        cache: folder of what earlier runs wrote; most parts of a corpus that grew are as they were.
+        cache: folder of what earlier runs wrote; most parts of a grown corpus are unchanged.
     """
     number, prepared, place = part
     stay = place.read()
 
     def make() -> bytes:
+        # Without `row`, which only says where in the prepared part the document is.
         schema, decided = clean_schema(classifiers), DECIDED_SCHEMA.names[1:]
         columns = [name for name in schema.names if name not in decided]
         table = prepared.read(columns).take(stay["row"])
@@ -62,14 +63,16 @@ def write_part(
         return to_parquet(table.select(schema.names).cast(schema).replace_schema_metadata(origin))
 
     url = f"{output}/part-{number:05d}.parquet"
-    chosen = hashlib.sha256(prepared.origin.encode() + stay.serialize())
-    files.write(url, cached(cache, f"{key}-{chosen.hexdigest()}", make), sync=False)
-    labels = read_table(url, [one.name for one in classifiers])
+    # Equal rows and equal decisions about them give an equal file, whatever other parts hold.
+    identity = hashlib.sha256(prepared.origin.encode() + stay.serialize())
+    # Not synced by itself, but with the whole artifact when it is finished.
+    files.write(url, cached(cache, f"{key}-{identity.hexdigest()}", make), sync=False)
+    labels = read_table(url, [classifier.name for classifier in classifiers])
     return {"labels": {name: Counter(labels[name].to_pylist()) for name in labels.column_names}}
 
 
 def writing_key(classifiers: list[ClassifierSettings]) -> str:
-    """The cache's key of clean text, but for what its part was made of and what stays of it."""
+    """The cache key of clean text, to which a part's content and decisions are added."""
     columns = clean_schema(classifiers).names
     return cache_key("clean text", __name__, ["numpy", "pyarrow"], columns=columns)
 

@@ -1,4 +1,4 @@
-"""How much a text and texts that must not be trained on have in common, by n-grams of words.
+"""Overlap of documents with text that must not be trained on, by n-grams of words.
 
 The measure is the n-gram overlap of "Language Models are Few-Shot Learners" (Brown and others,
 2020), appendix C, taken both ways: a document may be made of reference text for the most part, or
@@ -35,40 +35,41 @@ from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.text import Shingles, WordSums, fold, shingle, sum_words
 
 COMMON_TEXTS = 100
-"""An n-gram that more reference texts than this hold is a set phrase: it tells of none of them."""
+"""An n-gram in more reference texts than this is a set phrase, which says nothing of any text."""
 PAIRS_AT_ONCE = 1 << 24
-"""Of an n-gram of a document and a text that has it, about 0.5 GB."""
+"""Pairs of a document's n-gram and a text that has it; they take about 0.5 GB."""
 
 
 class Lookup:
-    """Different hashes, to look others up among."""
+    """A set of hashes, in which others are looked up."""
 
     def __init__(self, ordered: np.ndarray) -> None:
         self.ordered = ordered
         """uint64, in order."""
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Which hashes are among these: shape (hashes,)."""
+        """Whether each of the hashes is in the set: shape (hashes,)."""
         if not len(self.ordered):
             return np.zeros(len(hashes), bool)
         # Nearly all are not, which a table of their lowest bits tells without a search: 0.13 s in
         # place of 2.9 s for 2 million hashes among 8 million, 10 s in place of 230 s for 1 GB.
         table, mask = self._lowest_bits
-        # All places are within the table: `clip` only spares a look at each, a third of the time.
-        found = np.take(table, (hashes & mask).view(np.int64), mode="clip")
-        candidates = np.flatnonzero(found)
+        # All places are in the table; `clip` only saves the check of each, a third of the time.
+        is_among = np.take(table, (hashes & mask).view(np.int64), mode="clip")
+        candidates = np.flatnonzero(is_among)
         # In order, neighbors are looked up in memory that was just read.
         candidates = candidates[np.argsort(hashes[candidates])]
-        wanted = hashes[candidates]
-        found[candidates] = self.ordered[self.place(wanted)] == wanted
-        return found
+        ordered = hashes[candidates]
+        is_among[candidates] = self.ordered[self.place(ordered)] == ordered
+        return is_among
 
     def place(self, hashes: np.ndarray) -> np.ndarray:
-        """Where the hashes are that are among these; anywhere for others."""
+        """Where hashes of the set are in it; for other hashes, any place."""
         return np.minimum(np.searchsorted(self.ordered, hashes), len(self.ordered) - 1)
 
     @cached_property
     def _lowest_bits(self) -> tuple[np.ndarray, np.uint64]:
+        # At least eight places for each hash, so that few others fall on one that is taken.
         bits = max(22, len(self.ordered).bit_length() + 3)
         mask = np.uint64((1 << bits) - 1)
         table = np.zeros(1 << bits, bool)
@@ -87,8 +88,8 @@ class NGrams:
     sizes: np.ndarray
     """int64: different n-grams in each text."""
     url: str | None = None
-    """Where they were read from; the last part of it follows from them, and is equal for equal
-    ones. None where they were not read from a file."""
+    """Where they were read from; its last part is a hash of the content. None if they were not read
+    from a file."""
 
     @cached_property
     def lookup(self) -> Lookup:
@@ -107,24 +108,26 @@ class NGrams:
         return keys
 
     def overlap(self, shingles: Shingles) -> np.ndarray:
-        """The larger of both shares, for each document."""
+        """The larger of the two shares (`overlaps`), for each document."""
         held = self.lookup.find(shingles.hashes)
         hashes, documents = shingles.hashes[held], _owners(shingles)[held]
         document, text, common = self._count(hashes, documents, COMMON_TEXTS)
         covered = np.zeros(len(shingles.offsets) - 1)
         np.maximum.at(covered, document, common / self.sizes[text])
+        # `overlaps` passes only documents with n-grams: `reduceat` takes no empty ones.
         counts = np.add.reduceat(held.astype(np.int64), shingles.offsets[:-1])
         return np.maximum(counts / np.diff(shingles.offsets), covered)
 
     def common(self, shingles: Shingles) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Pairs of a document and a text of which it holds n-grams, and how many different ones.
+        """Find pairs of a document and a text that share n-grams, and count the different ones.
 
-        Set phrases count as well. Some documents at a time, in their order: arrays of shape
-        (pairs,).
+        Set phrases count as well. Yields arrays of shape (pairs,), for some documents at a time, in
+        their order.
         """
         held = self.lookup.find(shingles.hashes)
         hashes, documents = shingles.hashes[held], _owners(shingles)[held]
         place = self.lookup.place(hashes)
+        # Bounded by the pairs and not by the documents: an n-gram may be in very many texts.
         pairs = ends_of(self._starts[place + 1] - self._starts[place])
         first = np.flatnonzero(run_starts(documents))
         batches = first[run_starts(pairs[first] // PAIRS_AT_ONCE)]
@@ -141,6 +144,7 @@ class NGrams:
         counts = self._starts[place + 1] - first
         counts[counts > most_texts] = 0
         texts = self.texts[spans(first, counts)]
+        # A pair as one number, so that equal pairs can be counted.
         codes = np.repeat(documents, counts) * len(self.sizes) + texts
         codes, common = np.unique(codes, return_counts=True)
         return codes // len(self.sizes), codes % len(self.sizes), common
@@ -174,7 +178,7 @@ def _owners(shingles: Shingles) -> np.ndarray:
 
 
 def _each_once(hashes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different pairs, ordered by hash."""
+    """Each pair once, ordered by hash."""
     order = np.lexsort((owners, hashes))
     hashes, owners = hashes[order], owners[order]
     new = run_starts(hashes) | run_starts(owners)
@@ -182,13 +186,16 @@ def _each_once(hashes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def join_ngrams(groups: Iterable[NGrams]) -> NGrams:
-    """The n-grams of several groups of texts as those of one."""
+    """Join the n-grams of several groups of texts; the texts are numbered through."""
     groups = list(groups)
-    firsts = np.cumsum([0, *(len(one.sizes) for one in groups)])
-    hashes = np.concatenate([one.hashes for one in groups])
-    texts = np.concatenate([one.texts + first for one, first in zip(groups, firsts, strict=False)])
+    firsts = np.cumsum([0, *(len(group.sizes) for group in groups)])
+    hashes = np.concatenate([group.hashes for group in groups])
+    # `firsts` has one number more, that behind the last group.
+    texts = np.concatenate(
+        [group.texts + first for group, first in zip(groups, firsts, strict=False)]
+    )
     order = np.argsort(hashes, kind="stable")
-    return NGrams(hashes[order], texts[order], np.concatenate([one.sizes for one in groups]))
+    return NGrams(hashes[order], texts[order], np.concatenate([group.sizes for group in groups]))
 
 
 def overlaps(ngrams: Shingles, references: NGrams) -> np.ndarray:
@@ -200,16 +207,16 @@ def overlaps(ngrams: Shingles, references: NGrams) -> np.ndarray:
     Args:
         ngrams: of `ngrams_of`.
     """
-    found = np.zeros(len(ngrams.offsets) - 1)
+    shares = np.zeros(len(ngrams.offsets) - 1)
     has_some = np.diff(ngrams.offsets) > 0
     if len(references.hashes) and has_some.any():
         offsets = np.append(ngrams.offsets[:-1][has_some], ngrams.offsets[-1])
-        found[has_some] = references.overlap(Shingles(ngrams.hashes, offsets))
-    return found
+        shares[has_some] = references.overlap(Shingles(ngrams.hashes, offsets))
+    return shares
 
 
 def save_ngrams(folder: str, ngrams: NGrams) -> str:
-    """Write n-grams where tasks find them, under a name that follows from them; gives the URL."""
+    """Write n-grams where tasks find them, under a hash of their content; return the URL."""
     content = io.BytesIO()
     np.savez(content, hashes=ngrams.hashes, texts=ngrams.texts, sizes=ngrams.sizes)
     digest = hashlib.sha256(content.getvalue()).hexdigest()
@@ -220,15 +227,15 @@ def save_ngrams(folder: str, ngrams: NGrams) -> str:
 
 @lru_cache(maxsize=2)
 def load_ngrams(url: str) -> NGrams:
-    """N-grams that were written; a worker reads them once."""
+    """Read n-grams that were written; each worker reads them once."""
     return NGrams(**np.load(io.BytesIO(files.read(url))), url=url)
 
 
 def pack_ngrams(texts: list[str], size: int) -> pa.Array:
     """The hashes of each text's n-grams as one binary value."""
-    found = ngrams_of(sum_words(list(map(fold, texts))), size)
-    offsets = pa.py_buffer((found.offsets * found.hashes.itemsize).astype(np.int32))
-    content = pa.py_buffer(np.ascontiguousarray(found.hashes))
+    ngrams = ngrams_of(sum_words(list(map(fold, texts))), size)
+    offsets = pa.py_buffer((ngrams.offsets * ngrams.hashes.itemsize).astype(np.int32))
+    content = pa.py_buffer(np.ascontiguousarray(ngrams.hashes))
     return pa.Array.from_buffers(pa.binary(), len(texts), [None, offsets, content])
 
 
@@ -274,7 +281,7 @@ def read_texts(url: str) -> list[str]:
 
 
 DOCUMENTS_PER_LIST = 20_000_000
-"""Of the corpus; of the default one, 1.3% are left out."""
+"""Documents of the corpus for each list; of the default corpus, 1.3% are left out."""
 
 LISTED_SCHEMA = pa.schema(
     [
@@ -310,20 +317,20 @@ def find_overlap(folder: str, identifier: str) -> float | None:
     return None
 
 
-# How much the documents of a corpus overlap with reference texts, part by part and run by run.
-# The reference texts of a corpus that grew are those of before, but for a few. The overlap of a
-# document that holds no n-gram of those few is what it was: only the others are compared again.
-# N-grams of reference texts reach the training text in two ways, with the same overlaps. Up to so
-# much held-out text every task is sent all of them, some 30 bytes for each of their words. Past it
-# Spark joins reference texts and training text by their n-grams: so a task gets those alone that
-# its part holds, and nobody holds all of them.
+# Overlap of a corpus's documents with reference texts, part by part and run by run.
+# When a corpus grows, its reference texts stay the same but for a few. A document without an n-gram
+# of those few overlaps as before, so only the others are compared again.
+# N-grams of reference texts reach the training text in two ways, with the same overlaps. Up to a
+# limit of held-out text, every task gets all of them, some 30 bytes for each word. Beyond it, Spark
+# joins reference text and training text by n-gram: a task gets only those that its part holds, and
+# no process holds all of them.
 def entry_key(key: str, name: str) -> str:
-    """The cache's key of what was made of a part (`Part.content_name`), from that of its making."""
+    """The cache key of a result for one part (`Part.content_name`), from the result's own key."""
     return f"{key}-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
 _COMPARED_WITH = b"references"
-"""Of an entry: the name of the n-grams that its documents were compared with."""
+"""Metadata key of an entry: the name of the n-grams that its documents were compared with."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +350,7 @@ class PartOverlaps:
 
     @classmethod
     def of(cls, size: int, folder: str | None) -> "PartOverlaps":
-        """By n-grams of so many words."""
+        """Make it for n-grams of so many words."""
         ngrams_key, key = (
             cache_key(entry, __name__, ["numpy", "pyarrow"], ngram_size=size)
             for entry in ("n-grams", "overlaps")
@@ -364,8 +371,8 @@ class PartOverlaps:
             chosen = texts().take(pa.array(places)).to_pylist()
             return pa.table({"ngrams": pack_ngrams(chosen, self.size)})
 
-        found = parquet.cached_rows(self.folder, entry_key(self.ngrams_key, name), ids, make)
-        return unpack_ngrams(found["ngrams"])
+        packed = parquet.cached_rows(self.folder, entry_key(self.ngrams_key, name), ids, make)
+        return unpack_ngrams(packed["ngrams"])
 
     def held_out_ngrams(self, part: parquet.Part) -> Shingles:
         """The n-grams of the part's held-out documents."""
@@ -379,11 +386,11 @@ class PartOverlaps:
     def training_ngrams(self, part: parquet.Part) -> np.ndarray:
         """The different n-grams of the part's other documents, sorted: shape (n-grams,)."""
         documents = part.read(["id", "split"])
-        found = self.ngrams(
+        ngrams = self.ngrams(
             part.content_name(), documents["id"], lambda: part.read(["text"])["text"]
         )
         is_training = ~in_split(documents, "held_out")
-        return sorted_unique(found.hashes[np.repeat(is_training, np.diff(found.offsets))])
+        return sorted_unique(ngrams.hashes[np.repeat(is_training, np.diff(ngrams.offsets))])
 
     def remember(self, url: str) -> None:
         """Keep the n-grams at a URL, for later runs to tell which reference texts are new."""
@@ -403,32 +410,33 @@ class PartOverlaps:
         Args:
             name: of `Part.content_name`.
             texts: reads the documents' texts, where they are needed.
-            references: those that were read from a file are compared with once; others, in every
-                run.
+            references: overlaps with those that were read from a file are cached; with others, they
+                are computed in every run.
         """
         if self.folder is None or references.url is None:
             return overlaps(self.ngrams(name, ids, texts), references)
         key, compared_with = entry_key(self.key, name), references.url.rpartition("/")[2]
         changed = None
         if (entry := read_cached(self.folder, key)) is not None:
-            kept = pa.ipc.open_stream(entry).read_all()
-            places = pc.index_in(ids, kept["id"])
-            earlier = kept.schema.metadata[_COMPARED_WITH].decode()
+            earlier_overlaps = pa.ipc.open_stream(entry).read_all()
+            places = pc.index_in(ids, earlier_overlaps["id"])
+            earlier = earlier_overlaps.schema.metadata[_COMPARED_WITH].decode()
             if earlier == compared_with and not places.null_count:
-                return np.asarray(kept["overlap"].take(places))
+                return np.asarray(earlier_overlaps["overlap"].take(places))
             changed = _changed_ngrams(self.folder, f"{self.key}-{earlier}", references.url)
         ngrams = self.ngrams(name, ids, texts)
         if changed is None:
-            found = overlaps(ngrams, references)
+            shares = overlaps(ngrams, references)
         else:
-            found = kept["overlap"].take(places).fill_null(0).to_numpy().copy()
+            shares = earlier_overlaps["overlap"].take(places).fill_null(0).to_numpy().copy()
+            # Other documents have no n-gram of a text that came or left, and overlap as before.
             touched = np.diff(ends_of(changed.find(ngrams.hashes))[ngrams.offsets]) > 0
-            again = touched | np.asarray(places.is_null())
-            found[again] = overlaps(ngrams.select(again), references)
-        table = pa.table({"id": ids, "overlap": found})
+            is_changed = touched | np.asarray(places.is_null())
+            shares[is_changed] = overlaps(ngrams.select(is_changed), references)
+        table = pa.table({"id": ids, "overlap": shares})
         table = table.replace_schema_metadata({_COMPARED_WITH: compared_with})
         write_cached(self.folder, key, parquet.to_stream(table))
-        return found
+        return shares
 
 
 @lru_cache(maxsize=2)
@@ -437,21 +445,21 @@ def _changed_ngrams(folder: str, earlier: str, references: str) -> Lookup | None
     content = read_cached(folder, earlier)
     if content is None:
         return None
-    both = [NGrams(**np.load(io.BytesIO(content))), load_ngrams(references)]
-    keys = [one.text_keys() for one in both]
+    references_of_both = [NGrams(**np.load(io.BytesIO(content))), load_ngrams(references)]
+    keys = [ngrams.text_keys() for ngrams in references_of_both]
     different, counts = np.unique(np.concatenate(keys), return_counts=True)
     # A text that both have once is no change; one that comes repeatedly is looked at again.
     same = different[counts == 2]
     same = same[np.isin(same, keys[0]) & np.isin(same, keys[1])]
     hashes = [
-        one.hashes[~np.isin(of_texts, same)[one.texts]]
-        for one, of_texts in zip(both, keys, strict=True)
+        ngrams.hashes[~np.isin(of_texts, same)[ngrams.texts]]
+        for ngrams, of_texts in zip(references_of_both, keys, strict=True)
     ]
     return Lookup(sorted_unique(np.concatenate(hashes)))
 
 
 BYTES_PER_WORD = 6
-"""Of text, the blank included; a text has nearly as many n-grams as words."""
+"""Of text, including the space; a text has nearly as many n-grams as words."""
 REFERENCE_SCHEMA = pa.schema([("ngram", pa.int64()), ("text", pa.int64()), ("size", pa.int64())])
 """An n-gram of a reference text, and how many different ones the text has; `SET_PHRASE` in place of
 the text of one that is in more texts than count."""
@@ -462,17 +470,17 @@ _TEXTS_IN_PART = 1 << 32
 
 
 References = Callable[[int], NGrams]
-"""A part's number to the n-grams of held-out and evaluation texts that its training text holds, of
-each text that holds them. There may be others among them, which change no overlap."""
+"""Maps a part's number to the n-grams of held-out and evaluation texts that occur in its training
+text, with every text that has them. Others among them change no overlap."""
 
 
 @dataclass(frozen=True)
 class OverlapSearch:
-    """What is compared."""
+    """What is compared with what, and by which means."""
 
     spark: SparkSession
     parts: list[parquet.Part]
-    """Of the clean corpus; their numbers are those that `References` is asked by."""
+    """Parts of the clean corpus; `References` takes their numbers."""
     with_held_out: list[parquet.Part]
     """Those with held-out documents."""
     evaluation: str | None
@@ -486,9 +494,9 @@ class OverlapSearch:
 def find_references(
     comparison: OverlapSearch, text_bytes: int, held_out_bytes: int, most_bytes: int
 ) -> References:
-    """The n-grams of the reference texts, for so much text in all and so much that is held out.
+    """Get the n-grams of the reference texts, in the way that suits the bytes of text.
 
-    Both ways give the same overlaps, so `most_bytes` is no part of what the shards are.
+    Both ways give the same overlaps, so `most_bytes` is not part of the shards' identity.
     """
     if held_out_bytes <= most_bytes:
         return _send_references(comparison)
@@ -500,8 +508,8 @@ def _send_references(comparison: OverlapSearch) -> References:
     folder = comparison.scratch
     gather = partial(_write, overlaps=comparison.overlaps, folder=f"{folder}/{uuid.uuid4().hex}")
     spark, report = comparison.spark, comparison.report
-    found = map_tasks(spark, "reading held-out texts", comparison.with_held_out, gather, report)
-    urls = [record["url"] for record in found]
+    records = map_tasks(spark, "reading held-out texts", comparison.with_held_out, gather, report)
+    urls = [record["url"] for record in records]
     urls += [comparison.evaluation] if comparison.evaluation else []
     url = save_ngrams(folder, join_ngrams(map(load_ngrams, urls)))
     comparison.overlaps.remember(url)
@@ -525,20 +533,21 @@ def _join_references(comparison: OverlapSearch, rows: int) -> References:
     references = work.over_parts([*comparison.with_held_out, *evaluation], gather, REFERENCE_SCHEMA)
     list_held = partial(_list_held, overlaps=comparison.overlaps)
     held = work.over_parts(comparison.parts, list_held, HELD_SCHEMA)
-    found = held.join(_without_set_phrases(work, references), "ngram")
-    places = work.by_part(found, REFERENCE_SCHEMA, "finding held-out n-grams").places
+    held_references = held.join(_without_set_phrases(work, references), "ngram")
+    places = work.by_part(held_references, REFERENCE_SCHEMA, "finding held-out n-grams").places
     return partial(_joined, places=places)
 
 
 def _joined(number: int, places: dict[int, parquet.RowLocation]) -> NGrams:
-    """Those that the part holds, from its rows of `REFERENCE_SCHEMA`."""
-    found = places[number].read() if number in places else REFERENCE_SCHEMA.empty_table()
-    return _as_ngrams(*(np.asarray(found[name]) for name in REFERENCE_SCHEMA.names))
+    """The n-grams that the part holds, from its rows of `REFERENCE_SCHEMA`."""
+    rows = places[number].read() if number in places else REFERENCE_SCHEMA.empty_table()
+    return _as_ngrams(*(np.asarray(rows[name]) for name in REFERENCE_SCHEMA.names))
 
 
 def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
-    """The same rows, but one for an n-gram that is a set phrase (`overlap.COMMON_TEXTS`)."""
+    """The same rows, but a single one for an n-gram that is a set phrase (`COMMON_TEXTS`)."""
     place = F.row_number().over(Window.partitionBy("ngram").orderBy("text")).alias("place")
+    # One text past the limit is enough to tell a set phrase.
     first = references.select("*", place).where(F.col("place") <= COMMON_TEXTS + 1)
     first = work.keep(first, "reading held-out texts")
     common = first.where(F.col("place") > COMMON_TEXTS)
@@ -549,11 +558,12 @@ def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
 def _gather(number: int, source: parquet.Part | str, overlaps: PartOverlaps) -> pa.Table:
     """The n-grams of a part's held-out texts, or of the evaluation texts at a URL."""
     if isinstance(source, parquet.Part):
-        found = group_ngrams(overlaps.held_out_ngrams(source))
+        ngrams = group_ngrams(overlaps.held_out_ngrams(source))
     else:
-        found = load_ngrams(source)
-    texts = number * _TEXTS_IN_PART + found.texts
-    columns = [found.hashes.view(np.int64), texts, found.sizes[found.texts]]
+        ngrams = load_ngrams(source)
+    # Numbers of texts that are unique over all parts.
+    texts = number * _TEXTS_IN_PART + ngrams.texts
+    columns = [ngrams.hashes.view(np.int64), texts, ngrams.sizes[ngrams.texts]]
     return pa.Table.from_arrays(list(map(pa.array, columns)), schema=REFERENCE_SCHEMA)
 
 
@@ -564,9 +574,11 @@ def _list_held(number: int, part: parquet.Part, overlaps: PartOverlaps) -> pa.Ta
 
 
 def _as_ngrams(ngrams: np.ndarray, texts: np.ndarray, sizes: np.ndarray) -> NGrams:
-    """Rows of `REFERENCE_SCHEMA`, set phrases as often as makes them known as such."""
+    """Rows of `REFERENCE_SCHEMA` as n-grams; a set phrase is repeated so that it counts as one."""
     times = np.where(texts == SET_PHRASE, COMMON_TEXTS + 1, 1)
-    hashes, texts, sizes = (np.repeat(one, times) for one in (ngrams.view(np.uint64), texts, sizes))
+    hashes, texts, sizes = (
+        np.repeat(column, times) for column in (ngrams.view(np.uint64), texts, sizes)
+    )
     _, first, numbers = np.unique(texts, return_index=True, return_inverse=True)
     order = np.argsort(hashes, kind="stable")
     return NGrams(hashes[order], numbers[order], sizes[first])

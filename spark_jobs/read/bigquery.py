@@ -26,17 +26,17 @@ BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
 EXPORTED_NAME = "exported.json"
 CUT_LIST = 50
-"""Of so many tables, BigQuery's list of those that a query reads may not be complete
-(`JobStatistics2.referencedTables`); one that is longer was not cut."""
+"""If a query reads so many tables, BigQuery's list of them may be incomplete
+(`JobStatistics2.referencedTables`); a longer list was not cut."""
 ROWS_ELSEWHERE = {"VIEW": "a view", "EXTERNAL": "an external table"}
-"""Types of tables that BigQuery knows as modified only when their definition was."""
+"""Types of tables whose time of modification is that of their definition, not of their rows."""
 
 
 def fingerprint_bigquery(source: BigQuery) -> str:
     """A hash that changes when the source's rows do.
 
-    With a watermark these are the number of rows and the highest one; without, when each table
-    that is read was last modified, and its etag.
+    With a watermark, it covers the number of rows and the highest watermark; without one, the etag,
+    the rows and the time of modification of each table that is read.
 
     Raises:
         UserError: the table, a column or a right is missing, the query would cost too much, or
@@ -55,7 +55,7 @@ def fingerprint_bigquery(source: BigQuery) -> str:
 
 
 def _tables(source: BigQuery) -> dict[str, Any]:
-    """Table to when it was modified and its etag; of a query, all tables that it reads."""
+    """Etag, rows and time of modification of each table that is read."""
     from google.api_core.exceptions import GoogleAPICallError
     from google.cloud.bigquery import Client, QueryJobConfig
 
@@ -109,8 +109,8 @@ def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSour
 def cut_export(source: BigQuery, fingerprint: str, report: Callable[[str], None] = print) -> Chunks:
     """One state of the source, some megabytes of exported files a chunk, in the files' order;
     raises UserError where the export is empty, and from reading SourceChanged."""
-    found = find_files(_exported(source, fingerprint, report)).files
-    listed = [file for file in found if isinstance(file, RemoteFile)]
+    files = find_files(_exported(source, fingerprint, report)).files
+    listed = [file for file in files if isinstance(file, RemoteFile)]
     chunks = group(listed, lambda file: (file.name, file.size))
     return file_chunks(chunks, partial(read_exported, source, report=report))
 
@@ -126,6 +126,7 @@ def read_exported(
             rows = (row for batch in batches for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
                 yield _document(row, f"{exported.path}, row {number}", source)
+        # After reading, so that a change in the meantime is noticed.
         if exported.state() != exported.listed_state:
             raise SourceChanged(f"{exported.path} changed while it was read")
     except FileNotFoundError as error:
@@ -162,11 +163,12 @@ def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None])
 
 
 def _export(source: BigQuery, folder: str, report: Callable[[str], None]) -> list[str]:
-    """Export to a fresh folder in this one; the files' names relative to this one."""
+    """Export to a new folder within this one; return the files' names relative to this one."""
     report(f"Exporting {source.table or 'the query'} to {folder}")
     attempt = uuid.uuid4().hex[:12]
     _run(source, export_statement(source, f"{folder}/{attempt}"))
     names = _list_export(folder, attempt)
+    # Written last: without it, no file of this attempt counts.
     files.write(f"{folder}/{EXPORTED_NAME}", json.dumps(names).encode())
     return names
 

@@ -49,6 +49,7 @@ def find_package(name: str) -> Package:
     """An installed package, which is not imported; raises UserError where it is not installed, or
     not as Python source."""
     try:
+        # A name with dots is refused: `find_spec` would import the package before the dot.
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
     except (ImportError, ValueError):
         spec = None
@@ -75,6 +76,7 @@ def _find_distribution(name: str) -> importlib.metadata.Distribution | None:
     """The distribution that brought a package, most often the one of its name."""
     with suppress(importlib.metadata.PackageNotFoundError):
         found = importlib.metadata.distribution(name)
+        # A distribution may have the name of a package that another one installs.
         if any(file.parts[0] == name for file in found.files or []):
             return found
     # This reads the list of files of everything that is installed, which takes a second.
@@ -98,16 +100,18 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
     # Before hashing, so that reading notices what changes meanwhile.
     states = {package.name: _state(package) for package in packages}
     hashes = {package.name: fingerprint_package(package) for package in packages}
-    chunks = group(packages, lambda one: (one.name, sum(size for _, size, _ in states[one.name])))
-    # What is no valid Python is left out, which differs between versions of Python.
+    chunks = group(
+        packages, lambda package: (package.name, sum(size for _, size, _ in states[package.name]))
+    )
+    # What is not valid Python is left out, and that depends on the version of Python.
     version = platform.python_version()
     keys = [hash_json({"python": version, **{p.name: hashes[p.name] for p in c}}) for c in chunks]
 
     def read(numbers: list[int]) -> Iterator[tuple[int, Document]]:
-        chosen = [(number, package) for number in numbers for package in chunks[number]]
-        total = sum(len(states[package.name]) for _, package in chosen)
+        numbered = [(number, package) for number in numbers for package in chunks[number]]
+        total = sum(len(states[package.name]) for _, package in numbered)
         progress, done = CountedProgress(report, source.name, total, "source files"), 0
-        for number, package in chosen:
+        for number, package in numbered:
             for file in package.source_files():
                 for document in _documents(source, package, file):
                     yield number, document
@@ -116,14 +120,14 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
             if _state(package) != states[package.name]:
                 raise SourceChanged(f"the package {package.name} changed while it was read")
 
-    named = {f"{source.name}/{name}": one for name, one in hashes.items()}
-    return OpenedSource(named, lambda: Chunks(keys, read), libraries=frozenset({PYTHON}))
+    fingerprints = {f"{source.name}/{name}": digest for name, digest in hashes.items()}
+    return OpenedSource(fingerprints, lambda: Chunks(keys, read), libraries=frozenset({PYTHON}))
 
 
 def _state(package: Package) -> list[tuple[str, int, int]]:
-    """Another value whenever a source file was written since."""
+    """Differs whenever a source file was written since."""
     files = ((file, file.stat()) for file in package.source_files())
-    return [(str(file), found.st_size, found.st_mtime_ns) for file, found in files]
+    return [(str(file), status.st_size, status.st_mtime_ns) for file, status in files]
 
 
 def _documents(source: PackageDocs, package: Package, file: Path) -> Iterator[Document]:
@@ -135,9 +139,9 @@ def _documents(source: PackageDocs, package: Package, file: Path) -> Iterator[Do
 
 
 def docstrings_of(content: bytes) -> Iterator[tuple[str, str]]:
-    """`(qualified name, docstring)` of a module (name empty) and all it defines.
+    """`(qualified name, docstring)` of a module (empty name) and of all that it defines.
 
-    A name defined twice, as overloads and conditional definitions are, comes as often as it is.
+    A name that is defined several times, such as an overload, comes as often.
     A file that is no valid Python of this version yields nothing.
     """
     if b'"""' not in content and b"'''" not in content:

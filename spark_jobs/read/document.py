@@ -17,15 +17,15 @@ from artifacts.examples import Example, find_fault, plain_text, read_example, wr
 from spark_jobs.read import settings
 
 EXAMPLES = 5
-"""First ones that are named, of each source and reason."""
+"""How many are named, of each source and reason: the first ones."""
 UNREAD = "unread: "
-"""Begins the reason of what is not read though it was found only in reading, in an archive."""
+"""Prefix of the reason for what is not read, and was found only when an archive was read."""
 DECODED = "decoded: "
-"""Begins the reason of what is counted since it is not UTF-8, and learnt nevertheless."""
+"""Prefix of the reason for what is not UTF-8: it is counted, and learnt nevertheless."""
 EMPTY = "empty"
 """The reason of documents without text, and of files without documents."""
 SET_ASIDE = ("bad_file", "no_text_layer", EMPTY)
-"""Reasons that never count towards `maximum_faulty_share`: whole files, and where nothing is."""
+"""Reasons that never count toward `maximum_faulty_share`: whole files, and what is empty."""
 
 
 DERIVED = "#study/"
@@ -41,8 +41,8 @@ def document_of(identifier: str) -> str:
 def are_row_numbers(
     ids: pa.ChunkedArray, sources: pa.ChunkedArray, numbered: Iterable[str]
 ) -> pa.ChunkedArray:
-    """Which ids are made of a row's number in its file or data set, so that they name another row
-    as soon as one before it comes or goes; only of sources that give such ids
+    """Find ids made of a row's number in its file or dataset, which name another row as soon as one
+    before it comes or goes. Only ids of sources that give such ids count
     (`RawCorpusSettings.numbered_sources`), since the keys of others may look alike."""
     begins = pc.replace_substring_regex(ids, _NUMBER, "")
     of_file = pc.match_substring_regex(begins, _ROWS)
@@ -52,7 +52,7 @@ def are_row_numbers(
 
 def is_row_number(identifier: str, source: str) -> bool:
     """Whether one id of a source that gives such ids is made so."""
-    ids, sources = (pa.chunked_array([[one]]) for one in (identifier, source))
+    ids, sources = (pa.chunked_array([[value]]) for value in (identifier, source))
     return bool(are_row_numbers(ids, sources, [source])[0].as_py())
 
 
@@ -87,11 +87,11 @@ def judge_faults(
 ) -> None:
     """Raise UserError where more of a source's documents cannot be used than it allows.
 
-    Where it sets aside what it cannot read, that is any number of them.
+    If it sets aside what it cannot read, any number is allowed.
 
     Args:
-        documents: those without fault.
-        faults: reason to documents; empty ones count as sound, and whole files set aside not.
+        documents: those without a fault.
+        faults: documents by reason; empty ones count as sound, whole files set aside do not count.
         examples: messages of the first ones.
     """
     if getattr(source, "on_bad_file", "stop") == "quarantine":
@@ -199,9 +199,9 @@ def _example(look: Look, columns: settings.ExampleColumns) -> Example:
         return {"messages": _messages(look, columns.messages_column)}
     prompt, answer = (_text(look, column) for column in columns.columns)
     if columns.layout == "alpaca":
-        given = look("input")
-        template = ALPACA_WITH_INPUT if given else ALPACA
-        prompt = template.format(instruction=prompt, input=given)
+        text = look("input")
+        template = ALPACA_WITH_INPUT if text else ALPACA
+        prompt = template.format(instruction=prompt, input=text)
     return {"messages": [_turn("user", prompt), _turn("assistant", answer)]}
 
 
@@ -228,18 +228,18 @@ def _turn(role: str, content: str) -> dict[str, str]:
 
 
 def _text(look: Look, key: str) -> str:
-    found = look(key)
-    if not isinstance(found, str):
+    value = look(key)
+    if not isinstance(value, str):
         raise ValueError(f"no text under the key {key!r}")
-    return found
+    return value
 
 
 def _messages(look: Look, key: str) -> list[dict[str, str]]:
-    given = look(key)
-    if not isinstance(given, list) or not given:
+    turns = look(key)
+    if not isinstance(turns, list) or not turns:
         raise ValueError(f"no list of messages under the key {key!r}")
     messages = []
-    for number, message in enumerate(given, start=1):
+    for number, message in enumerate(turns, start=1):
         turn = message if isinstance(message, dict) else {}
         role, content = turn.get("role"), turn.get("content")
         if not isinstance(role, str) or not isinstance(content, str):

@@ -1,6 +1,6 @@
-"""A table of facts, told as text: what a database holds becomes documents that a model can learn.
+"""A table of facts, told as text: the content of a database becomes documents to learn from.
 
-What is told of a subject is asked for in other words (`llm_assets.exam`), so one file says both.
+The exam asks for it in other words (`llm_assets.exam`), so one file has both.
 """
 
 import csv
@@ -55,6 +55,7 @@ def read_facts(path: str) -> list[Fact]:
     """
     facts: dict[tuple[str, str], tuple[int, str]] = {}
     try:
+        # Excel begins UTF-8 with a mark, which would become part of the first column's name.
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             # Strict: a quote that nothing closes would make one value of all rows after it.
             reader = csv.DictReader(file, strict=True)
@@ -64,7 +65,7 @@ def read_facts(path: str) -> list[Fact]:
                     f"columns {', '.join(COLUMNS)} in its first line."
                 )
             for row in reader:
-                # As `clean_corpus` has the text: macOS writes accents as characters of their own.
+                # As in the clean corpus: macOS writes accents as separate characters.
                 subject, relation, value = (
                     unicodedata.normalize("NFC", row[name] or "").strip() for name in COLUMNS
                 )
@@ -93,7 +94,7 @@ def read_forms(path: str) -> dict[str, Forms]:
     """
     try:
         content = read_yaml(Path(path))
-        forms = {name: Forms.model_validate(one) for name, one in content.items()}
+        forms = {name: Forms.model_validate(form) for name, form in content.items()}
     except (OSError, AttributeError, ValidationError) as error:
         raise UserError(
             f"{path}: expected each relation with the lists `told` and `asked`: {error}"
@@ -102,13 +103,13 @@ def read_forms(path: str) -> dict[str, Forms]:
         _need(path, name, one.told, "{value}", subject="", value="")
         # A question that had a place for the value would give it away.
         _need(path, name, one.asked, "{subject}", subject="")
-    told = {
+    sources_of_runs = {
         run: (name, form) for name, one in forms.items() for form in one.told for run in _runs(form)
     }
     for one in forms.values():
         for question in one.asked:
-            if shared := [run for run in _runs(question) if run in told]:
-                relation, form = told[shared[0]]
+            if shared := [run for run in _runs(question) if run in sources_of_runs]:
+                relation, form = sources_of_runs[shared[0]]
                 raise UserError(
                     f"{path}: the question {question!r} shares {' '.join(shared[0])!r} with what "
                     f"is told of {relation}: {form!r}. Ask in other words."
@@ -121,29 +122,29 @@ def open_facts(source: Facts) -> OpenedSource:
     facts, forms = read_facts(source.path), read_forms(source.forms)
     if unknown := {fact.relation for fact in facts} - set(forms):
         raise UserError(f"{source.forms}: no forms for {', '.join(sorted(unknown))}.")
-    told = {relation: one.told for relation, one in forms.items()}
-    key = hash_json({"facts": [vars(fact) for fact in facts], "told": told})
+    statements = {relation: form.told for relation, form in forms.items()}
+    key = hash_json({"facts": [vars(fact) for fact in facts], "told": statements})
 
     def read() -> Iterator[Document]:
-        for identifier, text in tell(facts, told, source.facts_per_document):
+        for identifier, text in tell(facts, statements, source.facts_per_document):
             yield Document(identifier, text, source.name)
 
     return OpenedSource({source.name: key}, lambda: single_chunk(key, read))
 
 
 def tell(
-    facts: Sequence[Fact], told: Mapping[str, Sequence[str]], per_document: int
+    facts: Sequence[Fact], statements: Mapping[str, Sequence[str]], per_document: int
 ) -> Iterator[tuple[str, str]]:
     """Id and text of documents about one subject each, until every form of every fact is told.
 
-    The order of a fact's forms follows from the fact, so that documents of two subjects have no
-    order of sentences in common, which would make them copies of each other but for a few words.
+    The order of a fact's forms follows from the fact, so that the documents of two subjects have
+    different orders of sentences: otherwise they would be copies of each other but for few words.
     """
     by_subject: dict[str, list[Fact]] = defaultdict(list)
     for fact in facts:
         by_subject[fact.subject].append(fact)
     for subject, of_subject in by_subject.items():
-        orders = [_shuffled(told[fact.relation], fact) for fact in of_subject]
+        orders = [_shuffled(statements[fact.relation], fact) for fact in of_subject]
         for number in range(max(map(len, orders))):
             sentences = [
                 order[number % len(order)].format(subject=subject, value=fact.value)
@@ -180,6 +181,6 @@ def _need(path: str, relation: str, forms: Sequence[str], field: str, **given: s
 
 
 def _runs(form: str) -> set[tuple[str, ...]]:
-    """All runs of `LEAK_WORDS` words of a form, wherever subject and value do not stand."""
+    """All runs of `LEAK_WORDS` words in a form that contain neither subject nor value."""
     parts = re.split(r"\{subject\}|\{value\}", form)
     return set().union(*(word_ngrams(part, LEAK_WORDS) for part in parts))

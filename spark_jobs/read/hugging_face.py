@@ -17,23 +17,23 @@ from spark_jobs.read.opened import OpenedSource, single_chunk
 from spark_jobs.read.settings import HuggingFaceDataset
 
 TOLD_DOCUMENTS = 1_000
-"""After so many each time, it is told how far reading is."""
+"""Progress is reported whenever so many more were read."""
 
 
 def fingerprint_dataset(source: HuggingFaceDataset) -> str:
-    """A hash of a folder's files, or the revision that the Hub, or offline its cache, has."""
+    """A hash of a folder's files, or the dataset's revision on the Hub, offline in its cache."""
     if not files.is_local(source.dataset):
         filesystem, path = files.resolve(source.dataset)
-        found = {
+        revision = {
             name: stated_checksum(filesystem, f"{path}/{name}", about)
             for name, about in files.describe(source.dataset).items()
         }
-        if not found:
+        if not revision:
             raise UserError(
                 f"Source {source.name!r}: there is no file in {source.dataset}. Give the "
                 "folder that `save_to_disk` has written, or one with the dataset's files."
             )
-        return hash_json(found)[:32]
+        return hash_json(revision)[:32]
     folder = Path(source.dataset)
     if folder.is_dir():
         digest = hashlib.sha256()
@@ -60,7 +60,7 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
             with tempfile.TemporaryDirectory() as folder:
                 entries = remote_entries(source.dataset)
                 download_folder(source.dataset, entries, Path(folder), report)
-                # Before reading: the copy cannot change any more, as a folder may.
+                # Before reading: unlike a folder, the copy cannot change any more.
                 _need_unchanged(source, fingerprint)
                 yield from _read(source, report, folder)
         elif Path(source.dataset).is_dir():
@@ -108,10 +108,10 @@ def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> D
         return Fault("bad_id", f"{place}: the id is of the type {kind}, not text or a number.")
     identifier = str(found_id)
     if source.examples:
-        found = take_example(row.get, source.examples, place)
-        if isinstance(found, Fault):
-            return found
-        return of_example(identifier, found, source.name, place)
+        example = take_example(row.get, source.examples, place)
+        if isinstance(example, Fault):
+            return example
+        return of_example(identifier, example, source.name, place)
     text = row.get(source.text_column)
     if not isinstance(text, str):
         return Fault("no_text", f"{place}: no text under {source.text_column!r}")
@@ -119,7 +119,7 @@ def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> D
 
 
 def _rows(rows: Any, source: HuggingFaceDataset) -> Iterator[dict[str, Any]]:
-    """The rows, most of which are fetched only now."""
+    """Iterate over the rows, most of which are fetched only then."""
     with _reached(source):
         yield from rows
 
@@ -146,7 +146,7 @@ def _load(source: HuggingFaceDataset, folder: str | None) -> Any:
 
 
 def _cached(source: HuggingFaceDataset) -> Path | None:
-    """Where offline the Hub's cache has the dataset: a folder named by its revision."""
+    """The dataset's folder in the Hub's cache, named by its revision; None if not offline."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import is_offline_mode
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -158,11 +158,11 @@ def _cached(source: HuggingFaceDataset) -> Path | None:
             source.dataset, repo_type="dataset", revision=source.revision, local_files_only=True
         )
     except LocalEntryNotFoundError as error:
-        wanted = f" --revision {source.revision}" if source.revision else ""
+        option = f" --revision {source.revision}" if source.revision else ""
         raise UserError(
             f"Source {source.name!r}: HF_HUB_OFFLINE is set, and the Hub's cache has no copy of "
             f"{source.dataset} (revision {source.revision or 'main'}). Get one where there is a "
-            f"network: hf download --repo-type dataset {source.dataset}{wanted}"
+            f"network: hf download --repo-type dataset {source.dataset}{option}"
         ) from error
     return Path(folder)
 

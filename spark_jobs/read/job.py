@@ -47,17 +47,17 @@ from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import Work, map_tasks
 
 CHANGED = "changed"
-"""Key under which it is said, in place of all else, that a file changed since it was listed."""
+"""Key of the only entry of a result, if a file changed since it was listed."""
 
 
 class SourceToCopy(BaseModel):
-    """A source, of which chunks are to be copied, or the records of all chunks are there."""
+    """A source: its chunks that tasks are to copy, or the records of chunks that were read."""
 
     model_config = ConfigDict(extra="forbid")
 
     source: Source
     chunks: list[list[RemoteFile]] = []
-    """Of each chunk the files."""
+    """The files of each chunk."""
     records: list[ChunkRecord] = []
     """Of chunks whose files are in the cache."""
     unread: SkippedFiles = SkippedFiles()
@@ -75,12 +75,12 @@ class ReadSpec(BaseModel):
     cache: str
     """Folder through which the chunks' files go (`artifacts.cache`)."""
     libraries: dict[str, str] = {}
-    """Versions of those that decide the result, without which the program does not run."""
+    """Versions of the libraries that decide the result; with others the program does not run."""
 
 
 def bytes_in_buckets(opened: Mapping[str, OpenedSource]) -> int:
-    """Of the files that tasks can copy, as they are stored."""
-    chunks = [chunk for one in opened.values() for chunk in one.chunks.files or []]
+    """Stored bytes of the files that tasks can copy."""
+    chunks = [chunk for source in opened.values() for chunk in source.chunks.files or []]
     return sum(file.size for chunk in chunks for file in chunk)
 
 
@@ -120,19 +120,20 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
     Raises:
         UserError: a file cannot be read, or all of them together hold no document.
     """
-    chunks = [(one.source, chunk) for one in spec.sources for chunk in one.chunks]
+    chunks = [(source.source, chunk) for source in spec.sources for chunk in source.chunks]
     copy = partial(_copy_chunk, cache=spec.cache)
     copied = map_tasks(spark, "copying text", chunks, copy, report)
     if changed := next((record for record in copied if CHANGED in record), None):
         return changed
-    left = iter(copied)
+    copies = iter(copied)
     records: snapshot.Records = {}
-    for one in spec.sources:
+    for source in spec.sources:
         # Those of chunks that were read before, or those that tasks have copied.
-        of_tasks = [ChunkRecord.model_validate(next(left)) for _ in one.chunks]
-        records[one.source.name] = one.records + of_tasks
-        snapshot.judge_source(one.source, records[one.source.name])
-    stats = snapshot.snapshot_stats(records, [one.unread for one in spec.sources])
+        of_tasks = [ChunkRecord.model_validate(next(copies)) for _ in source.chunks]
+        records[source.source.name] = source.records + of_tasks
+        # Before anything is written: too many faults end the job here.
+        snapshot.judge_source(source.source, records[source.source.name])
+    stats = snapshot.snapshot_stats(records, [source.unread for source in spec.sources])
     names = snapshot.file_names(records)
     lay_out = partial(_lay_out, cache=spec.cache)
     parts = [f"{spec.output}/part-{number:05d}.parquet" for number in range(len(names))]
@@ -156,7 +157,7 @@ def _copy_chunk(item: tuple[Source, list[RemoteFile]], cache: str) -> dict[str, 
         # Doing the task again would not help.
         return {CHANGED: str(error)}
     except UserError as error:
-        # By this class Spark's driver knows it (`spark_jobs.runtime.tasks.user_errors`).
+        # The driver recognizes it by this class (`spark_jobs.runtime.tasks.user_errors`).
         raise UserError(str(error)) from None
     return record.model_dump()
 
@@ -180,15 +181,16 @@ _ENDINGS = "(#[0-9]+)+$"
 
 
 def number_repeated_ids(work: Work, parts: list[str], report: Report) -> int:
-    """Number ids that come again, over any number of documents; returns how many were.
+    """Number ids that repeat, over any number of documents; return how many were numbered.
 
-    It gives what `opened.number_repeated_ids` gives in the memory of one process. An id that
-    comes again becomes `a#2`, and if that is taken `a#2#2`: so only ids that are the same without
-    such endings have to do with each other. They are a family, and one task goes through it in the
-    snapshot's order.
+    The result is that of `opened.number_repeated_ids`, which works in the memory of one process. A
+    repeated id becomes `a#2`, or `a#2#2` if that is taken, so only ids that are equal without such
+    endings affect each other. They form a family, which one task goes through in the snapshot's
+    order.
     """
     ids = work.over_parts(parts, _read_ids, _ID_SCHEMA)
     families = ids.withColumn("family", F.xxhash64(F.regexp_replace("id", _ENDINGS, "")))
+    # A family lies in one partition, in the snapshot's order, whichever parts its ids are from.
     ordered = families.repartition("family").sortWithinPartitions("family", "part", "row")
     changes = ordered.mapInArrow(_changes, from_arrow_schema(_ID_SCHEMA))
     changed = work.by_part(changes, _CHANGED_SCHEMA, "numbering ids that come again")
@@ -205,11 +207,12 @@ def _read_ids(number: int, part: str) -> pa.Table:
 
 
 def _changes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of ids in the order of families and places, those that come again, as they are numbered."""
+    """Find the repeated ids, in the order of families and places, with their numbers."""
     family, unique = None, UniqueIds()
     for batch in batches:
         families = batch["family"].to_numpy()
         changed: list[dict[str, Any]] = []
+        # Only a family of several ids can have a repeated one.
         for place in _not_alone(families):
             if families[place] != family:
                 family, unique = families[place], UniqueIds()

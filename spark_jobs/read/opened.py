@@ -1,6 +1,6 @@
 """A source as it is at one moment: its text in chunks, and what lies beside it.
 
-A chunk is what is read together, cached, and found again when other chunks have changed.
+A chunk is read and cached as a whole, and found again when other chunks have changed.
 """
 
 import hashlib
@@ -43,11 +43,11 @@ class Chunks:
     """A source, cut into chunks in the order of its documents."""
 
     keys: list[str]
-    """Of each chunk, a hash of all that decides its documents."""
+    """A hash of all that decides the documents of each chunk."""
     read: Callable[[list[int]], Iterator[tuple[int, Document | Fault]]]
-    """Numbers of chunks, ascending, to their documents, each with its chunk's number."""
+    """Takes ascending numbers of chunks; yields their documents, each with its chunk's number."""
     files: list[list[RemoteFile]] | None = None
-    """Of each chunk the files, where they lie in a bucket, so that any machine can read them
+    """The files of each chunk, if they are in a bucket, so that any machine can read them
     (`snapshot.listed_chunk`)."""
 
 
@@ -57,7 +57,7 @@ def group(elements: Iterable[T], about: Callable[[T], tuple[str, int]]) -> list[
 
 
 def chunk_key(files: Iterable[tuple[str, str]]) -> str:
-    """Of a chunk of files: the name and hash of each. Files of two folders may have one name."""
+    """The key of a chunk: its files' names and hashes. Files of two folders may have one name."""
     return hash_json({"files": list(files)})
 
 
@@ -69,8 +69,8 @@ def file_chunks(
     def read_chunks(numbers: list[int]) -> Iterator[tuple[int, Document | Fault]]:
         for number in numbers:
             for file in files[number]:
-                for one in read(file):
-                    yield number, one
+                for document in read(file):
+                    yield number, document
 
     keys = [chunk_key((file.name, file.listed_state) for file in chunk) for chunk in files]
     return Chunks(keys, read_chunks, files)
@@ -78,17 +78,19 @@ def file_chunks(
 
 def single_chunk(key: str, read: Callable[[], Iterator[Document | Fault]]) -> Chunks:
     """A source that cannot be read in part."""
-    return Chunks([key], lambda numbers: ((0, one) for one in read()) if numbers else iter(()))
+    return Chunks(
+        [key], lambda numbers: ((0, document) for document in read()) if numbers else iter(())
+    )
 
 
 def cut(
     elements: Iterable[T], about: Callable[[T], tuple[str, int]], least: int, most: int
 ) -> Iterator[list[T]]:
-    """Parts of a sequence, cut where the content says so, not after so many elements.
+    """Cut a sequence where its content says so, and not after so many elements.
 
-    A sequence that grew in one place is then cut as before elsewhere, and what was made of those
-    parts is found again: content-defined chunking (Muthitacharoen and others, "A Low-bandwidth
-    Network File System", 2001), with whole elements in place of bytes.
+    Where a sequence has not grown, it is then cut as before, and what was made of those parts is
+    found again: content-defined chunking (Muthitacharoen and others, "A Low-bandwidth Network File
+    System", 2001), with whole elements in place of bytes.
 
     Args:
         about: an element's name and its size in bytes.
@@ -102,7 +104,7 @@ def cut(
         name, size = about(element)
         part.append(element)
         pending += size
-        # By the name alone, so that what comes before has no say.
+        # By the element alone, so that those before it do not decide.
         if pending >= most or (pending >= least and hash64(name) % least < size):
             yield part
             part, pending = [], 0
@@ -134,9 +136,9 @@ class SkippedFiles:
     def add(self, kind: str, name: str) -> None:
         """Count one."""
         self.counts[kind] += 1
-        named = self.examples.setdefault(kind, [])
-        if len(named) < self.most:
-            named.append(shown_in_line(name))
+        names = self.examples.setdefault(kind, [])
+        if len(names) < self.most:
+            names.append(shown_in_line(name))
 
     def merge(self, other: "SkippedFiles") -> None:
         """Count those of another source, too, and keep all their names."""
@@ -148,8 +150,8 @@ class SkippedFiles:
         """`12 .png (a.png, b.png, ...), 1 FIFO (pipe)`, the most frequent first."""
         parts = []
         for kind, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0])):
-            named = ", ".join(self.examples[kind]) + (", ..." if count > EXAMPLES else "")
-            parts.append(f"{count:,} {kind} ({named})")
+            names = ", ".join(self.examples[kind]) + (", ..." if count > EXAMPLES else "")
+            parts.append(f"{count:,} {kind} ({names})")
         return ", ".join(parts)
 
 
@@ -158,7 +160,7 @@ class OpenedSource:
     """What a source holds now, and the way to read just that."""
 
     fingerprints: dict[str, str]
-    """The source's name (for packages: `source/package`) to a hash of its content."""
+    """A hash of the content, by the source's name (for packages: `source/package`)."""
     cut: Callable[[], Chunks]
     """Cuts it into chunks; of a table that is exported for that, only once it is to be copied."""
     unread: SkippedFiles = field(default_factory=SkippedFiles)
@@ -166,16 +168,18 @@ class OpenedSource:
     sizes: dict[str, int] = field(default_factory=dict, repr=False)
     """Digest of each file to its bytes, where the source is made of files."""
     libraries: frozenset[str] = frozenset()
-    """Those that decide its text."""
+    """Libraries that decide its text."""
     extracted: Callable[[Collection[str]], Texts] | None = field(default=None, repr=False)
-    """Of a source of files, the texts of some of those that the named libraries read."""
+    """For a source of files: the texts of some files that the named libraries read."""
 
     def sample(self, libraries: Collection[str]) -> Texts:
-        """Some texts, of those that the named libraries read where there are any."""
-        if self.extracted and (found := self.extracted(libraries)):
-            return found
-        documents = (one for _, one in islice(self.chunks.read([0]), 200))
-        return {one.id: one.text for one in documents if isinstance(one, Document)}
+        """Some texts, preferably of those that the named libraries read."""
+        if self.extracted and (extracts := self.extracted(libraries)):
+            return extracts
+        documents = (document for _, document in islice(self.chunks.read([0]), 200))
+        return {
+            document.id: document.text for document in documents if isinstance(document, Document)
+        }
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -183,8 +187,8 @@ class OpenedSource:
         return self.cut()
 
 
-# Writes a source's chunks as Parquet files, each with a record of what is in it.
-# A snapshot's documents have text, and ids that later stages can bear, no document's twice.
+# Writing a source's chunks as Parquet files, each chunk with a record of its content.
+# The documents of a snapshot have text, and unique ids that later stages can handle.
 PART_BYTES = (2 * 1024 * 1024, 16 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""
 FILE_BYTES = 64 * 1024 * 1024
@@ -219,11 +223,12 @@ def write_chunks(chunks: Chunks, folder: Path, cache: str | None) -> list[ChunkR
     with ThreadPoolExecutor(_READERS) as readers:
         records = list(readers.map(fetch, chunks.keys))
     missing = [number for number, record in enumerate(records) if record is None]
-    for number, documents in groupby(chunks.read(missing), key=lambda one: one[0]):
+    # Documents come chunk by chunk, so each chunk is one group.
+    for number, documents in groupby(chunks.read(missing), key=lambda numbered: numbered[0]):
         key = chunks.keys[number]
-        records[number] = _write_chunk((one for _, one in documents), folder, key, cache)
+        records[number] = _write_chunk((document for _, document in documents), folder, key, cache)
     for number in missing:
-        # Of a chunk without any document, reading has told nothing.
+        # Reading says nothing of a chunk without any document.
         records[number] = records[number] or _write_chunk((), folder, chunks.keys[number], cache)
     return [record for record in records if record is not None]
 
@@ -237,6 +242,7 @@ def _fetch(key: str, folder: Path, cache: str | None) -> ChunkRecord | None:
     for name in record.files:
         file = read_cached(cache, name)
         if file is None:
+            # Removed from the cache, or damaged: the whole chunk is read again.
             return None
         (folder / name).write_bytes(file)
     return record
@@ -250,7 +256,7 @@ def _write_chunk(
     parquet: pq.ParquetWriter | None = None
     finished = 0
     usable = _usable(documents, record)
-    for row_group in cut(usable, lambda one: (one.id, _bytes(one)), *PART_BYTES):
+    for row_group in cut(usable, lambda document: (document.id, _bytes(document)), *PART_BYTES):
         if parquet is None:
             name = f"{key}-{len(record.files):05d}"
             parquet = open_parquet(folder / name)
@@ -272,8 +278,8 @@ def _write_chunk(
 
 def _usable(documents: Iterable[Document | Fault], record: ChunkRecord) -> Iterator[Document]:
     """The documents that a corpus can hold; these and the faults are counted in the record."""
-    for one in documents:
-        document = one if isinstance(one, Fault) else check_document(one)
+    for item in documents:
+        document = item if isinstance(item, Fault) else check_document(item)
         if isinstance(document, Fault):
             record.faults[document.reason] += 1
             if record.faults[document.reason] <= EXAMPLES:
@@ -291,7 +297,7 @@ def _usable(documents: Iterable[Document | Fault], record: ChunkRecord) -> Itera
 
 def _bytes(document: Document) -> int:
     text = document.text
-    # Of most texts Python knows this without reading them.
+    # Python knows whether a text is ASCII without reading it.
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -301,8 +307,8 @@ def open_parquet(target: Path | pa.NativeFile) -> pq.ParquetWriter:
 
 
 def check_document(document: Document) -> Document | Fault:
-    """In place of a document without text, or whose id later stages, terminals or pages could not
-    bear, its fault."""
+    """Return the document, or its fault: it has no text, or an id that later stages, terminals or
+    pages cannot handle."""
     place = document.place or shown_in_line(document.path or document.source)
     named = f"{place}: the id '{shown_in_line(document.id[:80])}'"
     if fault := find_id_fault(document.id):
@@ -317,7 +323,8 @@ def number_repeated_ids(parts: list[Path]) -> int:
     machine's memory Spark does the same (`job.number_repeated_ids`).
     """
     ids = [pq.read_table(part, columns=["id"])["id"] for part in parts]
-    together = pa.chunked_array([chunk for one in ids for chunk in one.chunks], pa.string())
+    together = pa.chunked_array([chunk for column in ids for chunk in column.chunks], pa.string())
+    # Usually no id repeats, and no part need be written again.
     if len(together.unique()) == len(together):
         return 0
     unique = UniqueIds()
@@ -333,7 +340,7 @@ def number_repeated_ids(parts: list[Path]) -> int:
 def change_ids(url: str, changed: Mapping[int, str]) -> None:
     """Write a snapshot's file again with other ids in some rows; its row groups stay as they are.
 
-    Doing so twice is doing so once.
+    Doing so again changes nothing, so a task may run twice.
     """
     sink = pa.BufferOutputStream()
     parquet = pq.ParquetFile(pa.BufferReader(files.read(url)), page_checksum_verification=True)
@@ -351,13 +358,13 @@ def change_ids(url: str, changed: Mapping[int, str]) -> None:
 
 
 class UniqueIds:
-    """Keeps 8 bytes an id, not the ids."""
+    """Makes ids unique; it keeps 8 bytes per id, and not the ids."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
 
     def changes(self, ids: Iterable[str]) -> Iterator[tuple[int, str]]:
-        """Of ids after those before, the places of those that come again, and their new ids."""
+        """Continue with further ids: the places and new ids of those that came before."""
         for place, identifier in enumerate(ids):
             unique = self._make_unique(identifier)
             if unique != identifier:

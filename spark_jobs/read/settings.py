@@ -99,7 +99,11 @@ NUMBERED_ENDINGS = (*(e for name in TABLES for e in _ENDINGS[name].split()), "mb
 pages of a wiki's dump have numbers of their own."""
 _BY_ENDING: dict[str, tuple[FormatName, str | None]] = {
     f".{ending}": (name, None) for name, endings in _ENDINGS.items() for ending in endings.split()
-} | {f".{ending}": ("code", name) for name, found in LANGUAGES.items() for ending in found.split()}
+} | {
+    f".{ending}": ("code", name)
+    for name, endings in LANGUAGES.items()
+    for ending in endings.split()
+}
 _CODE_NAMES = ("dockerfile", "makefile")
 _TEXT_NAMES = (
     *("authors", "changelog", "changes", "contributing", "copying", "install", "license"),
@@ -132,12 +136,13 @@ def format_of(path: str) -> Format | None:
     if name in _TEXT_NAMES:
         return Format("text", name, compression=compression)
     dot, ending = name.rpartition(".")[1:]
-    found = _BY_ENDING.get(dot + ending)
-    if found is None:
+    entry = _BY_ENDING.get(dot + ending)
+    if entry is None:
         return None
+    # An ending that names both, so that it is not among those of compressions.
     if name.endswith(".tgz"):
         compression = "gzip"
-    return Format(found[0], dot + ending, found[1], compression)
+    return Format(entry[0], dot + ending, entry[1], compression)
 
 
 def kind_of(path: str) -> str:
@@ -222,8 +227,8 @@ class PreferenceColumns(Settings):
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that every row must have."""
-        both = (self.chosen_column, self.rejected_column)
-        return (self.prompt_column, *both) if self.layout == "answers" else both
+        answers = (self.chosen_column, self.rejected_column)
+        return (self.prompt_column, *answers) if self.layout == "answers" else answers
 
 
 ExampleColumns = Annotated[
@@ -335,26 +340,26 @@ class Files(Settings):
 
     @field_validator("encoding")
     @classmethod
-    def _extends_ascii(cls, given: str | None) -> str | None:
+    def _extends_ascii(cls, encoding: str | None) -> str | None:
         try:
             # UTF-16 is recognized without, and a file is cut into lines before it is decoded.
-            is_usable = given is None or "{\n".encode(given) == b"{\n"
+            is_usable = encoding is None or "{\n".encode(encoding) == b"{\n"
         except LookupError:
             is_usable = False
         if not is_usable:
             raise ValueError(
-                f"{given!r} is not the name of a text encoding that extends ASCII, such as "
+                f"{encoding!r} is not the name of a text encoding that extends ASCII, such as "
                 "gb18030, shift_jis or cp1250"
             )
-        return given
+        return encoding
 
     @field_validator("text_template")
     @classmethod
-    def _names_columns(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        templates = (given,) if isinstance(given, str) else given
+    def _names_columns(cls, template: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        templates = (template,) if isinstance(template, str) else template
         if templates is not None and (not templates or not all(map(template_columns, templates))):
             raise ValueError("a template must name its columns in braces, such as {question}")
-        return given
+        return template
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
@@ -486,7 +491,7 @@ def _columns(
     if source.examples:
         named = source.examples.columns
     else:
-        of_templates = (column for one in templates for column in template_columns(one))
+        of_templates = (column for template in templates for column in template_columns(template))
         named = tuple(dict.fromkeys(of_templates)) or (source.text_column,)
     return (*named, source.id_column) if source.id_column else named
 
@@ -517,7 +522,9 @@ class RawCorpusSettings(Settings):
     def forms(self) -> dict[str, Form]:
         """Source name to the form of what it holds."""
         examples = {source.name: getattr(source, "examples", None) for source in self.sources}
-        return {name: one.form if one else "pretraining" for name, one in examples.items()}
+        return {
+            name: columns.form if columns else "pretraining" for name, columns in examples.items()
+        }
 
     @property
     def numbered_sources(self) -> list[str]:
@@ -535,8 +542,8 @@ class RawCorpusSettings(Settings):
 
 def content_of(source: Source) -> dict[str, Any]:
     """The settings of a source that decide what is read of it."""
-    found = source.model_dump(mode="json", exclude=PLACES)
-    if found.get("text_template") is None:
+    content = source.model_dump(mode="json", exclude=PLACES)
+    if content.get("text_template") is None:
         # What was made before there were templates, without one, is what it was.
-        found.pop("text_template", None)
-    return found
+        content.pop("text_template", None)
+    return content

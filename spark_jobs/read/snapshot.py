@@ -44,9 +44,9 @@ from spark_jobs.read.source_file import RemoteFile
 from spark_jobs.runtime.parquet import find_rows
 
 Records = dict[str, list[ChunkRecord]]
-"""Of each source, by name, what was read of it."""
+"""What was read of each source, by the source's name."""
 MOST_EXAMPLES = 50
-"""Faults of a source that are kept with their messages."""
+"""Maximum number of a source's faults whose messages are kept."""
 
 
 def judge_source(source: Source, records: list[ChunkRecord]) -> None:
@@ -57,7 +57,7 @@ def judge_source(source: Source, records: list[ChunkRecord]) -> None:
 
 def file_names(records: Records) -> list[str]:
     """The Parquet files of all chunks, in order."""
-    return [name for found in records.values() for record in found for name in record.files]
+    return [name for of_source in records.values() for record in of_source for name in record.files]
 
 
 def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str
     """
     of_all = [record for of_source in records.values() for record in of_source]
     decoded, skipped = _counted(DECODED, of_all), SkippedFiles()
-    for one in (*unread, _counted(UNREAD, of_all)):
-        skipped.merge(one)
+    for counted in (*unread, _counted(UNREAD, of_all)):
+        skipped.merge(counted)
     for found in (decoded, skipped):
         found.examples = {kind: names[:EXAMPLES] for kind, names in found.examples.items()}
     reasons = _sum("faults", of_all).items()
@@ -86,7 +86,7 @@ def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str
         },
         "licenses": dict(sorted(_sum("licenses", of_all).items())),
         "dropped": {k: n for k, n in reasons if not k.startswith((UNREAD, DECODED))},
-        "faults": [one for of_source in records.values() for one in _examples(of_source)],
+        "faults": [example for of_source in records.values() for example in _examples(of_source)],
         "unread": dict(skipped.counts.most_common()),
         "unread_examples": skipped.examples,
         "decoded": dict(decoded.counts.most_common()),
@@ -106,14 +106,14 @@ def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str
 
 def _counted(beginning: str, records: list[ChunkRecord]) -> SkippedFiles:
     """What was counted under reasons that begin so."""
-    found = SkippedFiles()
+    counted = SkippedFiles()
     for record in records:
         for reason, count in record.faults.items():
             if reason.startswith(beginning):
                 start, kind = f"{reason}: ", reason.removeprefix(beginning)
                 names = [o.removeprefix(start) for o in record.examples if o.startswith(start)]
-                found.merge(SkippedFiles(Counter({kind: count}), {kind: names}))
-    return found
+                counted.merge(SkippedFiles(Counter({kind: count}), {kind: names}))
+    return counted
 
 
 def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
@@ -122,12 +122,14 @@ def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
 
 def _examples(records: list[ChunkRecord]) -> list[str]:
     examples = (example for record in records for example in record.examples)
-    return [one for one in examples if not one.startswith((UNREAD, DECODED))][:MOST_EXAMPLES]
+    return [example for example in examples if not example.startswith((UNREAD, DECODED))][
+        :MOST_EXAMPLES
+    ]
 
 
 CODE_VERSION = "18"
 LIBRARIES = frozenset({"datasets", "pyarrow"}).union(*EXTRACTORS.values())
-"""All that may decide what is read."""
+"""All libraries that may decide what is read."""
 
 
 def open_sources(
@@ -140,8 +142,8 @@ def open_sources(
 
     Args:
         report: told how far hashing, and later reading, are.
-        apart: a folder that is no source text wherever it lies: the store.
-        digests: what is known of files from a look before.
+        apart: a folder that is never source text, wherever it is: the store.
+        digests: what an earlier look found out about files.
 
     Raises:
         UserError: a package, path, table or dataset is not there or cannot be read.
@@ -162,8 +164,12 @@ def open_sources(
 
 
 def fingerprints_of(opened: Mapping[str, OpenedSource]) -> dict[str, str]:
-    """Source (for packages: `source/package`) to a hash of its content."""
-    return {name: one for source in opened.values() for name, one in source.fingerprints.items()}
+    """Hashes of the sources' contents, by source (for packages: `source/package`)."""
+    return {
+        name: fingerprint
+        for source in opened.values()
+        for name, fingerprint in source.fingerprints.items()
+    }
 
 
 def write_snapshot(
@@ -199,7 +205,7 @@ def write_snapshot(
             records[source.name] = copy_source(chunks, source, Path(scratch), cache)
             judge_source(source, records[source.name])
         files = _lay_out([Path(scratch) / name for name in file_names(records)], folder)
-    stats = snapshot_stats(records, [one.unread for one in opened.values()])
+    stats = snapshot_stats(records, [source.unread for source in opened.values()])
     return stats | {"repeated_ids": number_repeated_ids(files)}
 
 
@@ -215,37 +221,37 @@ def copy_source(
     chunks: Chunks, source: Source, folder: Path, cache: str | None
 ) -> list[ChunkRecord]:
     """Write the Parquet files of a source's chunks, as `write_chunks` does."""
-    # Under keys of the cache: the chunks' content is not all that decides what is read.
-    # The versions of the libraries are looked up once, and not for each chunk: 6 ms each time.
+    # The cache's keys cover settings and libraries besides the chunks' content. The versions of
+    # the libraries are looked up once, and not for each chunk: 6 ms each time.
     settings = content_of(source)
     key = cache_key("chunk", write_snapshot.__module__, [*LIBRARIES], settings=settings)
     keys = [hash_json({"of": key, "content": content}) for content in chunks.keys]
     return write_chunks(replace(chunks, keys=keys), folder, cache)
 
 
-def _lay_out(kept: list[Path], folder: Path) -> list[Path]:
+def _lay_out(row_groups: list[Path], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"part-{number:05d}.parquet" for number in range(len(kept))]
+    files = [folder / f"part-{number:05d}.parquet" for number in range(len(row_groups))]
     # Equal chunks, of one source named twice or of two, are one file.
-    for file, target in zip(kept, files, strict=True):
+    for file, target in zip(row_groups, files, strict=True):
         if not link(file, target):
             shutil.copyfile(file, target)
     return files
 
 
 def libraries_of(opened: Mapping[str, OpenedSource]) -> set[str]:
-    """Those that decide the snapshot of some sources: that read them, and that write Parquet."""
+    """The libraries that decide the snapshot: they read its sources, or write Parquet."""
     return {"pyarrow"}.union(*(source.libraries for source in opened.values()))
 
 
 def compare_texts(
     opened: Mapping[str, OpenedSource], raw_corpus: str, libraries: set[str]
 ) -> Iterator[tuple[str, object, object]]:
-    """A few documents of each source that is copied: id, text in the snapshot, and as read now.
+    """Compare a few documents of each source: id, text in the snapshot, and text as read now.
 
     Args:
         raw_corpus: folder of the snapshot that was made of these very sources.
-        libraries: that have changed, whose documents are preferred.
+        libraries: those that have changed; documents that they read are preferred.
     """
     for name, source in opened.items():
         texts = source.sample(libraries)

@@ -14,11 +14,11 @@ from artifacts.storage import files, transfer
 from spark_jobs.read.settings import Format
 
 Tick = Callable[[int], None]
-"""Told of every so many bytes that were read."""
+"""Called with the number of bytes that were just read."""
 
 BLOCK_BYTES = 1024 * 1024
 READ_BYTES = 64 * 1024
-"""Read at once, so that what is told of follows the reading also where little unpacks to much."""
+"""Read at a time: few, so that progress keeps up where little unpacks to much."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class SourceFile(ABC):
 
     @abstractmethod
     def open(self, tick: Tick) -> io.BufferedReader:
-        """The stored bytes, seekable; how many are read is told to `tick`."""
+        """Open the stored bytes, seekable; `tick` is told how many are read."""
 
 
 State = tuple[int, ...] | str
-"""Another one whenever a file's content is another one, and cheap to ask for."""
+"""Differs whenever a file's content differs, and is cheap to get."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LocalFile(SourceFile):
     """A file on this machine."""
 
     listed_state: State
-    """When the source was listed."""
+    """The state when the source was listed."""
 
     def open(self, tick: Tick) -> io.BufferedReader:
         return counted(open(self.path, "rb", buffering=0), tick)
@@ -70,9 +70,9 @@ class LocalFile(SourceFile):
         return digest.hexdigest()
 
 
-def local_state(found: os.stat_result) -> State:
+def local_state(status: os.stat_result) -> State:
     """A local file's state; the times come last."""
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RemoteFile(SourceFile):
     URL. Its state is the checksum that the file system says."""
 
     listed_state: str
-    """When the source was listed."""
+    """The state when the source was listed."""
 
     def open(self, tick: Tick) -> io.BufferedReader:
         return counted(files.open_file(self.path), tick)
@@ -91,7 +91,7 @@ class RemoteFile(SourceFile):
         return transfer.checksum_of(self.path)
 
     def digest(self, tick: Tick) -> str:
-        """Its own checksum."""
+        """The checksum that its file system states."""
         tick(self.size)
         return self.listed_state
 

@@ -1,6 +1,6 @@
-"""A first look at a source of files: what its readers make of it, read for so many seconds.
+"""A first look at a source of files: what its readers get out of it in so many seconds.
 
-All of it where the time suffices; else a sample, from which the whole is reckoned.
+Everything is read if the time suffices; otherwise a sample, from which the whole is estimated.
 """
 
 import re
@@ -26,14 +26,14 @@ ROWS = ("json", "csv", "parquet", "archive", "mail", "xml")
 
 @dataclass
 class TextSurvey:
-    """What files hold; where not all of them were read, as much as they likely do."""
+    """What files hold; if not all of them were read, an estimate."""
 
     documents: float = 0.0
-    """That cleaning can keep: long enough, and the same text once."""
+    """Documents that cleaning can keep: long enough, and each text once."""
     bytes: float = 0.0
-    """Of these, in UTF-8."""
+    """Bytes of these documents in UTF-8."""
     beyond_ascii: float = 0.0
-    """Of these bytes, those of characters beyond ASCII."""
+    """Those of these bytes that belong to characters beyond ASCII."""
     copies: float = 0.0
     """Documents whose very text another one has."""
     short: float = 0.0
@@ -43,15 +43,15 @@ class TextSurvey:
     decoded: SkippedFiles = field(default_factory=SkippedFiles)
     """Files that are not UTF-8, by their encodings, and are read nevertheless."""
     faults: Counter[str] = field(default_factory=Counter)
-    """Reason to how many were set aside, of what was read."""
+    """Documents that were set aside, by reason, of what was read."""
     messages: list[str] = field(default_factory=list)
-    """Of what was set aside."""
+    """What is said of documents that were set aside."""
     read: int = 0
     """Documents that were read."""
     languages: Counter[str | None] = field(default_factory=Counter)
     """What they seem to be written in, to how many; None where nothing tells."""
     share: float = 0.0
-    """Of the bytes to read, those that were; 1 where everything was."""
+    """Share of the bytes that were read; 1 if everything was."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class _Kind:
     files: list[StoredFile]
     finished: int = 0
     bytes: float = 0.0
-    """As stored, that were read; of a Parquet file, as many as its rows that were read have."""
+    """Stored bytes that were read; of a Parquet file, in proportion to the rows that were read."""
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -71,6 +71,7 @@ class _Kind:
     def whole_over_read(self, name: str) -> float:
         if self.finished == len(self.files) or not self.bytes:
             return 1.0
+        # A look may end in the middle of such a file, so bytes tell more than whole files.
         if name in ROWS or not self.finished:
             return max(1.0, self.size / self.bytes)
         return len(self.files) / self.finished
@@ -87,37 +88,38 @@ def survey(
     """Read files of a source, of every format some, until the time is up.
 
     Args:
-        least_characters: of a document that cleaning keeps.
+        least_characters: minimum length of a document that cleaning keeps.
         seconds: None reads everything.
-        messages: of each reason, how many are kept.
-        seen: texts of other sources, by `hash64`, of which copies count as copies; those of this
-            one are added.
+        messages: how many are kept of each reason.
+        seen: texts of other sources, by `hash64`, whose copies count as copies; those of this
+            source are added.
 
     Raises:
         UserError: a file cannot be read, and the source sets none aside; or a library is missing.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     unread, decoded = SkippedFiles(most=messages), SkippedFiles(most=messages)
-    found = TextSurvey(unread=unread, decoded=decoded)
+    result = TextSurvey(unread=unread, decoded=decoded)
     look = _Look(source, least_characters, messages, set() if seen is None else seen, deadline)
     kinds: dict[str, _Kind] = defaultdict(lambda: _Kind([]))
-    # By a hash, since files whose names are alike often hold text that is alike.
-    for file in sorted(files, key=lambda one: hash64(one.name)):
+    # By a hash, since files with similar names often hold similar text.
+    for file in sorted(files, key=lambda file: hash64(file.name)):
         kinds[file.format.name].files.append(file)
     with suppress(_TimeIsUpError):
-        # One of each format after the other: whenever the time is up, something is known of each.
+        # One file of each format in turn: whenever the time is up, something is known of each.
         for row in zip_longest(*(kind.files for kind in kinds.values())):
             for file in filter(None, row):
-                look.read(file, kinds[file.format.name], found)
+                look.read(file, kinds[file.format.name], result)
     for name, kind in kinds.items():
         factor = kind.whole_over_read(name)
         for counted, number in kind.counts.items():
-            setattr(found, counted, getattr(found, counted) + factor * number)
+            setattr(result, counted, getattr(result, counted) + factor * number)
     total = sum(kind.size for kind in kinds.values())
-    read = sum(kind.bytes for kind in kinds.values())
+    bytes_read = sum(kind.bytes for kind in kinds.values())
     unfinished = any(kind.finished < len(kind.files) for kind in kinds.values())
-    found.share = min(0.999, read / max(1, total)) if unfinished else 1.0
-    return found
+    # Never 1 before all is read, which is what 1 means.
+    result.share = min(0.999, bytes_read / max(1, total)) if unfinished else 1.0
+    return result
 
 
 class _TimeIsUpError(Exception):
@@ -134,7 +136,7 @@ class _Look:
     seen: set[int]
     deadline: float | None
 
-    def read(self, file: StoredFile, kind: _Kind, found: TextSurvey) -> None:
+    def read(self, file: StoredFile, kind: _Kind, result: TextSurvey) -> None:
         name = file.format.name
 
         def tick(number: int) -> None:
@@ -146,31 +148,31 @@ class _Look:
         streaming = {} if name == "archive" else {"on_bad_file": "stop"}
         content = Content(file, self.source.model_copy(update=streaming), tick)
         new: list[int] = []
-        before = found.read, found.languages.copy(), kind.counts.copy()
+        before = result.read, result.languages.copy(), kind.counts.copy()
         try:
-            # Of its bytes some megabytes are read ahead, and those of other columns never.
+            # Bytes do not tell: some megabytes are read ahead, and other columns never.
             rows = count_rows(content) if name == "parquet" else 0
-            for one in documents_of(content):
+            for document in documents_of(content):
                 kind.bytes += file.size / rows if rows else 0
-                checked = one if isinstance(one, Fault) else check_document(one)
+                checked = document if isinstance(document, Fault) else check_document(document)
                 if isinstance(checked, Fault):
-                    self._set_aside(checked, found)
+                    self._set_aside(checked, result)
                 else:
-                    self._add(checked, kind, found, new)
+                    self._add(checked, kind, result, new)
         except BadFile as error:
             if self.source.on_bad_file == "stop":
                 raise
-            # A run leaves out all of it, also the documents that come before the damage.
-            found.read, found.languages, kind.counts = before
+            # A run leaves out the whole file, even documents that come before the damage.
+            result.read, result.languages, kind.counts = before
             self.seen.difference_update(new)
-            self._set_aside(Fault("bad_file", str(error)), found)
+            self._set_aside(Fault("bad_file", str(error)), result)
         except SourceChanged:
             # What else there is decides; a run reads what is there by then.
-            found.unread.add("removed while the folder was read", file.name)
+            result.unread.add("removed while the folder was read", file.name)
         kind.finished += 1
 
-    def _add(self, document: Document, kind: _Kind, found: TextSurvey, new: list[int]) -> None:
-        found.read += 1
+    def _add(self, document: Document, kind: _Kind, result: TextSurvey, new: list[int]) -> None:
+        result.read += 1
         text = " ".join(document.text.split())
         digest = hash64(text)
         if len(text) < self.least_characters:
@@ -181,26 +183,26 @@ class _Look:
             self.seen.add(digest)
             new.append(digest)
             kind.counts["documents"] += 1
-            found.languages[guess_language(text)] += 1
+            result.languages[guess_language(text)] += 1
             content = document.text.encode("utf-8", "surrogatepass")
             kind.counts["bytes"] += len(content)
             kind.counts["beyond_ascii"] += len(content.translate(None, ASCII))
 
-    def _set_aside(self, fault: Fault, found: TextSurvey) -> None:
-        for beginning, told in ((DECODED, found.decoded), (UNREAD, found.unread)):
+    def _set_aside(self, fault: Fault, result: TextSurvey) -> None:
+        for beginning, skipped in ((DECODED, result.decoded), (UNREAD, result.unread)):
             if fault.reason.startswith(beginning):
                 name = fault.message.removeprefix(f"{fault.reason}: ")
-                told.add(fault.reason.removeprefix(beginning), name)
+                skipped.add(fault.reason.removeprefix(beginning), name)
                 return
-        found.faults[fault.reason] += 1
-        if found.faults[fault.reason] <= self.messages:
-            found.messages.append(fault.message)
+        result.faults[fault.reason] += 1
+        if result.faults[fault.reason] <= self.messages:
+            result.messages.append(fault.message)
 
 
 LOOKED_AT = 2_000
-"""Characters of a document."""
+"""Characters of a document that are looked at."""
 LEAST_SHARE = 0.05
-"""Of the words that are among a language's commonest, from which on a guess is dared."""
+"""Share of words among a language's commonest, above which a guess is made."""
 _WORDS = {
     "English": "the of and to is that it for with be are this not or",
     "German": "der die das und ist nicht ein eine den mit zu auf werden von sich",
@@ -232,9 +234,12 @@ def guess_language(text: str) -> str | None:
     """
     text = text[:LOOKED_AT].lower()
     letters = [character for character in text if character.isalpha()]
-    scripts = Counter(unicodedata.name(one, "").split(" ")[0].split("-")[0] for one in letters)
+    scripts = Counter(
+        unicodedata.name(letter, "").split(" ")[0].split("-")[0] for letter in letters
+    )
     others = Counter({name: scripts[name] for name in SCRIPTS})
     if 2 * others.total() > len(letters):
+        # Japanese text has Chinese characters, too, so its own ones decide.
         japanese = others["HIRAGANA"] + others["KATAKANA"]
         return "Japanese" if japanese > len(letters) / 10 else SCRIPTS[others.most_common(1)[0][0]]
     words = re.findall(r"[^\W\d_]+", text)

@@ -1,8 +1,8 @@
-"""Keeps Spark's Java classes as they were parsed, for every later start: `make setup` runs it.
+"""Archives Spark's parsed Java classes, for every later start: `make setup` runs it.
 
-A local Spark session begins by reading some ten thousand classes. Java's class-data sharing keeps
-them as it uses them (JEP 350); with the archive a session with its first query takes half the
-processor time (4.9 s instead of 9.6 s), which a run of the graph pays three times.
+A local Spark session begins by reading some ten thousand classes. Java's class-data sharing stores
+them in the form that it uses (JEP 350). With the archive, a session with its first query takes half
+the processor time (4.9 s instead of 9.6 s), which a run of the graph pays three times.
 """
 
 import os
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.runtime import session
 
 _JAVA_ARCHIVE = session.CLASS_ARCHIVE.with_name("java.jsa")
-"""Java's own classes, which the bundled Java comes without; Spark's lie on top of them."""
+"""Archive of Java's own classes, which the bundled Java lacks; Spark's archive builds on it."""
 
 
 def make() -> None:
@@ -31,6 +31,7 @@ def make() -> None:
     java = f"{os.environ['JAVA_HOME']}/bin/java"
     dump = ["-Xshare:dump", "-XX:+UseSerialGC", f"-XX:SharedArchiveFile={_JAVA_ARCHIVE}"]
     subprocess.run([java, *dump], check=True, capture_output=True)
+    # Renamed only when it is complete: sessions use the archive as soon as it exists.
     with tempfile.TemporaryDirectory(dir=session.CLASS_ARCHIVE.parent) as folder:
         new = Path(folder) / session.CLASS_ARCHIVE.name
         _use_spark(f"-XX:SharedArchiveFile={_JAVA_ARCHIVE} -XX:ArchiveClassesAtExit={new}", folder)
@@ -41,6 +42,7 @@ def _use_spark(java_options: str, folder: str) -> None:
     conf = session.local_conf("512m", 2)
     conf["spark.driver.extraJavaOptions"] += f" {java_options}"
     spark = SparkSession.builder.config(map=conf).getOrCreate()
+    # One query through all that the stages use: Parquet, Python workers, a join and a sort.
     path = f"{folder}/rows"
     spark.range(100).selectExpr("id", "id % 7 AS k", "string(id) AS text").write.parquet(path)
     rows = spark.read.parquet(path)

@@ -1,8 +1,8 @@
 """The parts of a corpus folder: Parquet files, read and written by tasks in any store.
 
-Rows for the parts of a corpus, such as those chosen of each, lie in Arrow files of a batch a part.
-Whoever finds them writes them, and the task that reads a part gets its rows there, so that they
-need not be held by one process. Rows that later runs need again are cached.
+Rows that concern the parts of a corpus, such as which documents stay, are kept in Arrow files with
+one batch per part. Whoever finds them writes them, and the task that reads a part reads its batch,
+so that no process has to hold all of them. Rows that later runs need again are cached.
 """
 
 import fnmatch
@@ -33,10 +33,10 @@ READERS = 16
 
 PART_NAMES = "part-*.parquet"
 RAW_COLUMNS = ["id", "text", "source"]
-"""That every raw corpus has."""
+"""Columns of every raw corpus."""
 
 ORIGIN_KEY = b"origin"
-"""Of a clean part's Parquet metadata (`Part.origin`)."""
+"""Key in a clean part's Parquet metadata (`Part.origin`)."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Part:
     row_group: int
     rows: int
     origin: str | None = None
-    """Names what the part's documents were chosen from: where origins are equal, documents of equal
-    ids are, too. Parts of a clean corpus have one."""
+    """Identifies what the part's documents were chosen from: with equal origins, documents with
+    equal ids are equal. Only parts of a clean corpus have one."""
 
     def read(self, columns: list[str]) -> pa.Table:
         """The part's rows."""
@@ -57,13 +57,14 @@ class Part:
             return parquet.read_row_group(self.row_group, columns=columns)
 
     def content_name(self) -> str:
-        """Names what the part was made of: where names are equal, documents of equal ids are."""
+        """Identifies what the part was made from: with equal names, equal ids mean equal texts."""
         return self.origin or self.digest(["id", "text"])
 
     def digest(self, columns: list[str]) -> str:
-        """A hash of columns as they are stored, so that nothing has to be unpacked for it.
+        """Hash columns as they are stored, without decompressing them.
 
-        Equal digests mean equal rows; equal rows that were written otherwise have another digest.
+        Equal digests mean equal rows; equal rows may be stored in different ways, and then have
+        different digests.
         """
         digest = hashlib.sha256()
         with files.open_file(self.url) as file:
@@ -73,6 +74,7 @@ class Part:
                 if column.path_in_schema in columns:
                     # Bytes of one column must not pass for those of another.
                     digest.update(f"{column.path_in_schema} {column.physical_type}".encode())
+                    # A dictionary page, if there is one, precedes the data pages.
                     file.seek(column.dictionary_page_offset or column.data_page_offset)
                     digest.update(file.read(column.total_compressed_size))
         return digest.hexdigest()
@@ -109,12 +111,12 @@ def _parts_of(file: str, columns: list[str], asset: str) -> list[Part]:
             f"{file} is not a readable Parquet file ({error}). Set what is damaged aside and "
             f"make it again with: llm-assets doctor --repair && {make_command(asset)}"
         ) from error
-    found = metadata.schema.to_arrow_schema().names
-    missing = [column for column in columns if column not in found]
+    names = metadata.schema.to_arrow_schema().names
+    missing = [column for column in columns if column not in names]
     if missing:
         raise UserError(
             f"{file} of the `{asset}` has no column {missing[0]!r}; its columns are "
-            f"{', '.join(found)}."
+            f"{', '.join(names)}."
         )
     origin = (metadata.metadata or {}).get(ORIGIN_KEY)
     return [
@@ -129,10 +131,10 @@ def _parts_of(file: str, columns: list[str], asset: str) -> list[Part]:
 
 
 def open_parts(folders: Sequence[str], columns: Sequence[str]) -> "Dataset":
-    """The part files of corpus folders as one table of text columns, to be read on conditions.
+    """Open the part files of corpus folders as one table of text columns, to be filtered.
 
-    Groups of rows that by their statistics do not meet a condition are not read. A column that a
-    file lacks is null; a folder need not be there.
+    Row groups whose statistics rule a condition out are not read. A column that a file lacks is
+    null; a folder need not exist.
     """
     from pyarrow.dataset import ParquetFileFormat, ParquetFragmentScanOptions, dataset
 
@@ -144,12 +146,13 @@ def open_parts(folders: Sequence[str], columns: Sequence[str]) -> "Dataset":
 
 
 def read_table(url: str, columns: list[str] | None = None, begin: int = 0) -> pa.Table:
-    """A whole Parquet file, its checksums compared.
+    """Read a whole Parquet file, and verify its checksums.
 
     Args:
-        begin: at which byte of a local file it begins; not 0 for those of `cache.place_cached`.
+        begin: byte of a local file at which it begins; not 0 for files of `cache.place_cached`.
     """
     if begin:
+        # Mapped, so that only what is read of the file is brought into memory.
         with pa.memory_map(files.resolve(url)[1]) as mapped:
             content = pa.BufferReader(mapped.read_buffer().slice(begin))
             return pq.ParquetFile(content, page_checksum_verification=True).read(columns)
@@ -160,7 +163,7 @@ def read_table(url: str, columns: list[str] | None = None, begin: int = 0) -> pa
 def write_table(url: str, table: pa.Table) -> None:
     """Write a table as one Parquet file of one row group, whole or not at all.
 
-    What it belongs to flushes it to the disk with all its other files.
+    It is not synced here, but with all other files of what it belongs to.
     """
     files.write(url, to_parquet(table), sync=False)
 
@@ -171,6 +174,7 @@ def to_parquet(table: pa.Table, compression: str | dict[str, str] = "zstd") -> b
     pq.write_table(
         table,
         sink,
+        # A row group is what one task reads.
         row_group_size=max(1, table.num_rows),
         compression=compression,
         use_dictionary=[name for name in table.column_names if name in ("source", "reason")],
@@ -194,7 +198,7 @@ class RowLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class PartRows:
-    """Rows for parts, by the part's number; for a part without any there is no place."""
+    """Where the rows for each part are, by the part's number; parts without rows are absent."""
 
     places: dict[int, RowLocation]
 
@@ -245,80 +249,84 @@ def write_part_rows(
 def split_rows(
     numbers: np.ndarray, offsets: Sequence[int] | np.ndarray, columns: pa.Table
 ) -> Iterable[tuple[int, pa.RecordBatch]]:
-    """Rows given by numbers over all parts as those of each part, for `write_part_rows`.
+    """Divide rows that are numbered over all parts into those of each, for `write_part_rows`.
 
     Args:
-        numbers: in rising order.
+        numbers: in ascending order.
         offsets: shape (parts + 1,), the number of each part's first row.
-        columns: what goes with each, in the order of `numbers`.
+        columns: the values of each row, in the order of `numbers`.
     """
     bounds = np.searchsorted(numbers, offsets)
     for part, (first, last) in enumerate(itertools.pairwise(bounds.tolist())):
         if first < last:
             rows = pa.array(numbers[first:last] - offsets[part])
+            # A record batch has one chunk per column.
             table = columns.slice(first, last - first).combine_chunks()
             arrays = [column.combine_chunks() for column in table.columns]
             yield part, pa.record_batch([rows, *arrays], ["row", *table.column_names])
 
 
 SAMPLED = 200
-"""Documents that are compared after an upgrade of a library."""
+"""Maximum number of documents that are compared after an upgrade of a library."""
 _PARTS = 4
 
 
-def find_rows(url: str, which: "Expression", columns: list[str], most: int) -> list[dict[str, Any]]:
-    """Rows of a folder of parts, if there is one; parts are passed over whose least and largest ids
-    rule them out."""
+def find_rows(
+    url: str, condition: "Expression", columns: list[str], most: int
+) -> list[dict[str, Any]]:
+    """Find rows in a folder of parts, if there is one; parts whose smallest and largest ids rule
+    them out are skipped."""
     from pyarrow.dataset import dataset
 
     parts = [files.resolve(part)[1] for part in list_files(url)]
     if not parts:
         return []
     corpus = dataset(parts, filesystem=files.resolve(url)[0])
-    # `head` stops at the first rows that fit, and a table would read all parts.
-    return corpus.head(most, columns=columns, filter=which).to_pylist()
+    # `head` stops as soon as it has enough rows; `to_table` would read all parts.
+    return corpus.head(most, columns=columns, filter=condition).to_pylist()
 
 
 def spread(parts: list[Part], columns: list[str]) -> pa.Table:
-    """The first rows of a few parts, from a corpus's beginning to its end."""
+    """The first rows of a few parts, evenly spaced over a corpus."""
     count = min(_PARTS, len(parts))
-    chosen = (parts[number * len(parts) // count] for number in range(count))
-    return pa.concat_tables(part.read(columns).slice(0, 10 * SAMPLED) for part in chosen)
+    sampled = (parts[number * len(parts) // count] for number in range(count))
+    return pa.concat_tables(part.read(columns).slice(0, 10 * SAMPLED) for part in sampled)
 
 
 def cached_rows(
     folder: str | None, key: str, ids: pa.ChunkedArray, make: Callable[[np.ndarray], pa.Table]
 ) -> pa.Table:
-    """A row for each document, of which those that the cache holds are not made again.
+    """Get a row for each document, and compute only those that the cache lacks.
 
     Args:
-        folder: None keeps nothing.
+        folder: of the cache; None caches nothing.
         key: of `artifacts.cache.cache_key`; together with a document's id it decides its row.
-        ids: one a document, unique among all that are ever asked for under this key unless their
-            rows are the same: ids of one corpus, or hashes of texts.
-        make: places in `ids` to the rows of these documents, in that order.
+        ids: one per document. Under one key, equal ids must mean equal rows in all runs: ids of one
+            corpus, or hashes of texts.
+        make: computes the rows of the documents at these places in `ids`, in that order.
 
     Returns:
-        What `make` gives, in the order of `ids`. The cache keeps the rows of other documents, too.
+        The rows that `make` gives, in the order of `ids`. The cache also keeps those of others.
     """
     if folder is None:
         return make(np.arange(len(ids)))
     entry = read_cached(folder, key)
-    known = pa.ipc.open_stream(entry).read_all() if entry else None
-    # As a rule nothing changed, and then no row is moved.
-    if known is not None and known["id"].equals(ids):
-        return known.drop_columns("id")
+    cached_table = pa.ipc.open_stream(entry).read_all() if entry else None
+    # Usually nothing has changed, and then no row has to be moved.
+    if cached_table is not None and cached_table["id"].equals(ids):
+        return cached_table.drop_columns("id")
     is_known = np.zeros(len(ids), bool)
-    if known is not None:
-        is_known = np.asarray(pc.is_in(ids, known["id"]))
-    if known is None or not is_known.all():
+    if cached_table is not None:
+        is_known = np.asarray(pc.is_in(ids, cached_table["id"]))
+    if cached_table is None or not is_known.all():
         missing = np.flatnonzero(~is_known)
-        made = make(missing).append_column("id", ids.take(pa.array(missing)))
-        known = made if known is None else pa.concat_tables([known, made])
-        # With what was known before: of two corpora that take turns, neither makes the other's rows
-        # again.
-        write_cached(folder, key, to_stream(known))
-    return known.take(pc.index_in(ids, known["id"])).drop_columns("id")
+        new_rows = make(missing).append_column("id", ids.take(pa.array(missing)))
+        cached_table = (
+            new_rows if cached_table is None else pa.concat_tables([cached_table, new_rows])
+        )
+        # Earlier rows stay: of two corpora that alternate, neither computes the other's rows again.
+        write_cached(folder, key, to_stream(cached_table))
+    return cached_table.take(pc.index_in(ids, cached_table["id"])).drop_columns("id")
 
 
 def flat_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -329,13 +337,14 @@ def flat_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """
     # A slice of a column shares the buffers of the whole.
     _, offsets, content = column.buffers()
+    # An empty column may have no buffers.
     bounds = np.frombuffer(offsets or bytes(4), np.int32)[column.offset :][: len(column) + 1]
-    found = np.frombuffer(content or b"", np.uint8)[bounds[0] : bounds[-1]]
-    return found, (bounds - bounds[0]).astype(np.int64)
+    values = np.frombuffer(content or b"", np.uint8)[bounds[0] : bounds[-1]]
+    return values, (bounds - bounds[0]).astype(np.int64)
 
 
 def to_stream(table: pa.Table) -> bytes:
-    """A table as an Arrow stream, whose columns are read where they lie."""
+    """A table as an Arrow stream, whose columns are read without a copy."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)

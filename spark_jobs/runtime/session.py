@@ -28,7 +28,7 @@ _LOGGING = Path(__file__).with_name("log4j2.properties").absolute().as_uri()
 _JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dlog4j2.configurationFile={_LOGGING}"
 
 CLASS_ARCHIVE = Path(sys.prefix) / "share" / "llm-assets" / "spark.jsa"
-"""Spark's Java classes as they were parsed, where `spark_jobs.runtime.class_archive` made them."""
+"""Archive of Spark's parsed Java classes, if `spark_jobs.runtime.class_archive` made it."""
 
 
 def prepare_environment() -> None:
@@ -49,17 +49,18 @@ def prepare_environment() -> None:
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Start a local session within this block: where that is broken off, Java ends, too.
+    """Start a local session within this block; if that is interrupted, end its Java, too.
 
-    pyspark takes away the folder in which Java was to write its port. Java fails there without a
-    word to anyone, and stays, though its standard input is closed.
+    pyspark deletes the folder into which Java was to write its port. Java then fails silently, and
+    keeps running though its standard input is closed.
     """
     prepare_environment()
     try:
         yield
     except BaseException:
+        # Also where a run is terminated, which raises no `Exception`.
         if SparkContext._gateway is None:
-            # The image for Dataproc, where the service starts Java, has it not.
+            # Not in the image for Dataproc, where the service starts Java.
             import psutil
 
             for child in psutil.Process().children(recursive=True):
@@ -74,8 +75,8 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False)
 
     Args:
         driver_memory: heap of the Java process that does Spark's own work.
-        partitions: tasks of a shuffle; changes speed only, never what is made.
-        ui: whether Spark's pages are served, on a free port, to look at and not to end work by.
+        partitions: tasks of a shuffle; changes speed only, never the result.
+        ui: whether to serve Spark's pages on a free port, without the links that end jobs.
     """
     return {
         "spark.master": "local[*]",
@@ -87,7 +88,7 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False)
         "spark.ui.port": "0",
         "spark.ui.killEnabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Tokens and hashes hardly shrink, bands by less than half: it takes longer than it saves.
+        # Takes longer than it saves: tokens and hashes hardly shrink, bands by less than half.
         "spark.shuffle.compress": "false",
         "spark.sql.shuffle.partitions": str(partitions),
         "spark.default.parallelism": str(partitions),
@@ -120,9 +121,9 @@ def local_session(driver_memory: str = "2g", partitions: int = 4) -> SparkSessio
 
 
 def session() -> SparkSession:
-    """The session of a job run as a program: the cluster's under spark-submit, else a local one.
+    """The session of a job run as a program: under spark-submit the cluster's, else a local one.
 
-    By its gateway's port pyspark itself tells a Java that is there from one that it has to start.
+    The gateway's port is also how pyspark tells a running Java from one that it has to start.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return SparkSession.builder.getOrCreate()
@@ -139,6 +140,7 @@ def end_local_session() -> None:
         return
     session.stop()
     gateway = SparkContext._gateway
+    # Otherwise pyspark would give the next session to the Java that ends here.
     SparkContext._gateway = SparkContext._jvm = None
     if gateway is not None:
         gateway.shutdown()
@@ -158,12 +160,13 @@ def measured(
     spec: Spec,
     report: Report,
 ) -> dict[str, Any]:
-    """What a job returns, and under `USAGE` what the stages took that it ran.
+    """Run a job, and add to its result, under `USAGE`, what its stages took.
 
-    These are `spark_task_seconds` of all tasks together, `spark_spilled_bytes` (to disk for want of
-    memory, compressed), `spark_shuffled_bytes` (for other tasks) and `spark_failed_tasks`, each of
-    which was run again.
+    These are `spark_task_seconds` of all tasks together, `spark_spilled_bytes` (compressed, written
+    to disk for lack of memory), `spark_shuffled_bytes` (written for other tasks) and
+    `spark_failed_tasks`, each of which was run again.
     """
+    # The session may have run earlier jobs, whose stages have smaller ids.
     before = max((stage.stageId() for stage in _stages(spark)), default=-1)
     stats = run(spark, spec, report)
     stages = [stage for stage in _stages(spark) if stage.stageId() > before]
@@ -186,5 +189,5 @@ def _stages(spark: SparkSession) -> list[JavaObject]:
     with suppress(Py4JJavaError):
         context._jsc.sc().listenerBus().waitUntilEmpty()
     store, none = context._jsc.sc().statusStore(), gateway.new_array(jvm.double, 0)
-    found = store.stageList(None, False, False, none, jvm.java.util.ArrayList())
-    return [found.apply(place) for place in range(found.size())]
+    stages = store.stageList(None, False, False, none, jvm.java.util.ArrayList())
+    return [stages.apply(place) for place in range(stages.size())]

@@ -34,10 +34,11 @@ from spark_jobs.runtime.parquet import PartRows, RowLocation, write_part_rows, w
 Item = TypeVar("Item")
 
 TASKS_PER_CORE = 2
-"""Where there are enough items; each costs Spark about 0.01 s whatever its size."""
+"""If there are enough items; a task costs Spark about 0.01 s whatever its size."""
 ITEMS_PER_TASK = 32
-"""At most, so that a cluster that grows with the work sees how much there is."""
+"""Maximum, so that a cluster that grows with the pending tasks sees how much work there is."""
 
+# Libraries that decide what tasks make: none may change while they run.
 _USED = (
     *("datatrove", "fasttext-numpy2-wheel", "ftfy", "gigatoken"),
     *("lxml", "openpyxl", "pyarrow", "pypdf", "python-docx", "spacy", "striprtf", "tokenizers"),
@@ -56,7 +57,7 @@ def map_tasks(
     work: Callable[[Item], dict[str, Any]],
     report: Report,
 ) -> list[dict[str, Any]]:
-    """`work(item)` for every item, in parallel; the records in order.
+    """Run `work(item)` for every item, in parallel; return the records in order.
 
     Raises:
         UserError: what a task raised as such, with its message.
@@ -65,21 +66,23 @@ def map_tasks(
         return []
     context = spark.sparkContext
     with spread(context, items) as numbered, user_errors(), progress(context, label, report):
-        found = numbered.mapValues(work).collectAsMap()
-    return [found[number] for number in range(len(items))]
+        records = numbered.mapValues(work).collectAsMap()
+    return [records[number] for number in range(len(items))]
 
 
 @contextmanager
 def spread(context: SparkContext, items: Sequence[Item]) -> Iterator[RDD[tuple[int, Item]]]:
-    """Items, each with its number, a few of them in each task.
+    """Distribute items, each with its number, over tasks.
 
-    An RDD and not a table: Spark's SQL engine takes longer to wake than small tasks to run. A
-    task raises UserError where a library has changed since the first one, before it imports that:
-    what it caches would have the name of another version.
+    An RDD and not a table: Spark's SQL engine takes longer to start than small tasks to run. A task
+    raises UserError if a library has changed since the first one, before it imports that library:
+    what it caches would be named after another version.
     """
     tasks = count_tasks(len(items), context.defaultParallelism)
+    # Executors get the list once, and not with every task.
     shared = context.broadcast(list(items))
     numbers = context.parallelize(range(tasks), tasks)
+    # Sent with the tasks, whose workers compare their own libraries with these.
     begun_with = _libraries()
 
     def items_of(task: int) -> Iterator[tuple[int, Item]]:
@@ -92,12 +95,12 @@ def spread(context: SparkContext, items: Sequence[Item]) -> Iterator[RDD[tuple[i
 
 @cache
 def _libraries() -> dict[str, str]:
-    """Those that tasks use, as they were when this process first gave some out."""
+    """Versions of the tasks' libraries when this process first distributed items."""
     return installed(_USED)
 
 
 def count_tasks(items: int, cores: int) -> int:
-    """Into how many tasks to cut the work on so many items."""
+    """The number of tasks for so many items."""
     return min(items, max(TASKS_PER_CORE * cores, -(-items // ITEMS_PER_TASK)))
 
 
@@ -115,7 +118,7 @@ def user_errors() -> Iterator[None]:
 
 @contextmanager
 def progress(context: SparkContext, label: str, report: Report) -> Iterator[None]:
-    """Report the tasks done of the action that the block runs, every few seconds."""
+    """Report every few seconds how many tasks of the block's action are done."""
     group = f"{label}-{time.monotonic_ns()}"
     # By its group the watcher finds the jobs of this action among those of other threads.
     context.setLocalProperty("spark.jobGroup.id", group)
@@ -128,6 +131,7 @@ def progress(context: SparkContext, label: str, report: Report) -> Iterator[None
         yield
     finally:
         finished.set()
+        # Nothing is reported once the block has ended.
         watcher.join()
         context.setLocalProperty("spark.jobGroup.id", None)
 
@@ -139,8 +143,8 @@ def _watch(
     while not finished.wait(REPORT_SECONDS):
         done, total = _count_tasks(context, group)
         if total:
-            rest = (time.monotonic() - started) / max(done, 1) * (total - done)
-            to_go = f", about {format_duration(rest)} to go" if done else ""
+            seconds_left = (time.monotonic() - started) / max(done, 1) * (total - done)
+            to_go = f", about {format_duration(seconds_left)} to go" if done else ""
             report(f"{label}: {done / total:.0%} done{to_go}")
 
 
@@ -158,11 +162,11 @@ def _count_tasks(context: SparkContext, group: str) -> tuple[int, int]:
 
 
 ROWS_PER_PARTITION = 4_000_000
-"""Of a shuffle; of small rows, such as three numbers of eight bytes."""
+"""In a shuffle of small rows, such as three numbers of eight bytes."""
 BYTES_PER_TASK = 32 * 1024 * 1024
-"""Of compressed columns, where a step reads what another has kept."""
+"""Compressed bytes that a task reads of what an earlier step kept."""
 BATCH_ROWS = 20_000
-"""Of small columns, between Java and Python."""
+"""Rows of small columns that pass between Java and Python at a time."""
 
 _WRITTEN_SCHEMA = pa.schema(
     [("part", pa.int64()), ("url", pa.string()), ("batch", pa.int64()), ("rows", pa.int64())]
@@ -170,23 +174,24 @@ _WRITTEN_SCHEMA = pa.schema(
 
 
 class Work:
-    """Joins in one Spark session, of which the largest shuffles about so many rows."""
+    """Runs joins in one Spark session; `rows` is about what the largest of them shuffles."""
 
     def __init__(self, spark: SparkSession, rows: int, scratch: str, report: Report) -> None:
         self.spark = spark
         self.partitions = max(spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_PARTITION))
-        """Of a shuffle; changes speed only, never what is made."""
+        """Of a shuffle; changes speed only, never the result."""
         self._scratch = scratch
         self._report = report
 
     def keep(self, frame: DataFrame, label: str) -> DataFrame:
-        """The frame as Parquet files: made once, and read again from storage whoever is lost.
+        """Write the frame as Parquet files, so that a lost executor does not compute it again.
 
-        Spark's own checkpoints are made twice, once to count the rows, and written row by row.
+        Spark's own checkpoints compute it twice, once to count the rows, and write it row by row.
         """
         url = f"{self._scratch}/steps/{uuid.uuid4().hex}"
         with self._running(label):
             frame.write.parquet(url)
+            # With a given schema, Spark opens no file to infer it.
             return self.spark.read.schema(frame.schema).parquet(url)
 
     def collect(self, frame: DataFrame, label: str) -> list[dict[str, Any]]:
@@ -201,10 +206,10 @@ class Work:
     def over_parts(
         self, items: Sequence[Item], read: Callable[[int, Item], pa.Table], schema: pa.Schema
     ) -> DataFrame:
-        """What `read(number, item)` finds in each part, as one frame.
+        """One frame of what `read(number, item)` returns for each part.
 
         Args:
-            items: one for each part; what says where the part is.
+            items: one per part, saying where the part is.
         """
         tasks = max(1, count_tasks(len(items), self.spark.sparkContext.defaultParallelism))
         numbers = self.spark.range(0, len(items), 1, tasks)
@@ -220,8 +225,9 @@ class Work:
     ) -> DataFrame:
         """The frame of `over_parts`, kept: tasks write a file for each part.
 
-        Rows pass into Java from those, a column at a time, in place of one by one.
+        From these files, rows pass into Java column by column instead of one by one.
         """
+        # Without items no folder is written, and Spark refuses a path that does not exist.
         if not items:
             return self.empty(schema)
         url = f"{self._scratch}/steps/{uuid.uuid4().hex}"
@@ -230,42 +236,42 @@ class Work:
         return self.spark.read.schema(from_arrow_schema(schema)).parquet(url)
 
     def by_part(self, frame: DataFrame, schema: pa.Schema, label: str) -> PartRows:
-        """Bring rows to their parts.
+        """Group rows by part, and write them where the part's task reads them.
 
         Args:
-            frame: `part` and the columns of `schema`, by the first of which rows of a part are
-                ordered.
+            frame: `part` and the columns of `schema`; the rows of a part are ordered by the first
+                of these.
         """
         # All rows of a part in one partition, so that one task writes them.
         rows = frame.select("part", *schema.names).repartition("part")
         write = functools.partial(_write_by_part, folder=self._scratch, schema=schema)
-        written = rows.sortWithinPartitions("part", schema.names[0]).mapInArrow(
+        places = rows.sortWithinPartitions("part", schema.names[0]).mapInArrow(
             write, from_arrow_schema(_WRITTEN_SCHEMA)
         )
         with self._running(label):
-            records = written.collect()
+            records = places.collect()
         return PartRows({row.part: RowLocation(row.url, row.batch, row.rows) for row in records})
 
     def in_order(self, frame: DataFrame, column: str, schema: pa.Schema) -> PartRows:
-        """All rows, numbered batch by batch in the order of a column."""
+        """Write all rows in the order of a column, and number their batches in that order."""
         ordered = frame.select(*schema.names).orderBy(column)
         write = functools.partial(_write_ordered, folder=self._scratch, schema=schema)
         with self._running("sorting"):
             records = ordered.mapInArrow(write, from_arrow_schema(_WRITTEN_SCHEMA)).collect()
-        # They arrive as tasks end; Spark's partitions are in the order of the column.
+        # Records arrive as tasks end; the numbers of Spark's partitions follow the column.
         records.sort(key=lambda row: (row.part, row.batch))
         places = (RowLocation(row.url, row.batch, row.rows) for row in records)
         return PartRows(dict(enumerate(places)))
 
     @contextmanager
     def _running(self, label: str) -> Iterator[None]:
-        """Run an action under the settings for it, which are the session's own again afterwards."""
+        """Run an action under these settings, and restore the session's own afterwards."""
         wanted = {
             "spark.sql.shuffle.partitions": str(self.partitions),
             # Splits the partitions of keys that very many rows share.
             "spark.sql.adaptive.enabled": "true",
-            # A table that is sent to all executors is built on the driver, and is called small by
-            # its compressed bytes, of which columns of numbers have ten times as many there.
+            # The driver builds the table of a broadcast join. Spark estimates its size from
+            # compressed bytes, but columns of numbers take ten times as many in memory.
             "spark.sql.autoBroadcastJoinThreshold": "-1",
             "spark.sql.files.maxPartitionBytes": str(BYTES_PER_TASK),
             "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
@@ -303,24 +309,25 @@ def _write_part(
 def _write_by_part(
     batches: Iterator[pa.RecordBatch], folder: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Write rows, which come in the order of their parts, and say where."""
+    """Write rows that arrive in the order of their parts; return where they are."""
     tables = ((number, pa.Table.from_batches(held)) for number, held in _by_number(batches))
-    chosen = ((n, table.select(schema.names).cast(schema)) for n, table in tables)
-    rows = ((number, table.combine_chunks().to_batches()[0]) for number, table in chosen)
-    written = write_part_rows(folder, schema, rows).places
-    yield _records([(part, *place) for part, place in written.items()])
+    parts = ((n, table.select(schema.names).cast(schema)) for n, table in tables)
+    rows = ((number, table.combine_chunks().to_batches()[0]) for number, table in parts)
+    places = write_part_rows(folder, schema, rows).places
+    yield _records([(part, *place) for part, place in places.items()])
 
 
 def _by_number(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
-    """The rows of each number in the first column, which come one number after another."""
+    """Group rows by the number in their first column, by which they are sorted."""
     number = -1
     held: list[pa.RecordBatch] = []
     for batch in batches:
         numbers = batch.column(0).to_numpy()
         starts = np.flatnonzero(run_starts(numbers)).tolist()
         for first, last in zip(starts, [*starts[1:], len(numbers)], strict=True):
+            # The rows of a number may go on in the next batch.
             if held and numbers[first] != number:
                 yield number, held
                 held = []
@@ -333,13 +340,14 @@ def _by_number(
 def _write_ordered(
     batches: Iterator[pa.RecordBatch], folder: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Write rows, which come in the order of Spark's partitions, and say where."""
+    """Write rows that arrive in the order of Spark's partitions; return where they are."""
     numbered = ((number, batch.cast(schema)) for number, batch in enumerate(filter(len, batches)))
-    written = write_part_rows(folder, schema, numbered).places
+    places = write_part_rows(folder, schema, numbered).places
+    # `Work.in_order` sorts the records by it.
     partition = TaskContext.get().partitionId()
-    yield _records([(partition, *place) for place in written.values()])
+    yield _records([(partition, *place) for place in places.values()])
 
 
 def _records(rows: list[tuple[int, str, int, int]]) -> pa.RecordBatch:
-    named = [dict(zip(_WRITTEN_SCHEMA.names, row, strict=True)) for row in rows]
-    return pa.RecordBatch.from_pylist(named, _WRITTEN_SCHEMA)
+    records = [dict(zip(_WRITTEN_SCHEMA.names, row, strict=True)) for row in rows]
+    return pa.RecordBatch.from_pylist(records, _WRITTEN_SCHEMA)

@@ -85,14 +85,14 @@ class TokenizeSpec(BaseModel):
     form: Form = "pretraining"
     """What the corpus consists of, text to replay aside."""
     libraries: dict[str, str] = {}
-    """Versions of those that decide the result, without which the program does not run."""
+    """Versions of the libraries that decide the result; with others the program does not run."""
     evaluation_texts: list[str] = []
     """Text files as in `clean.job.CleanSpec`, which no replayed text may overlap with."""
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
-    """Most megabytes of held-out text whose n-grams every task holds (`find_references`); past it
-    they are joined with the other text's, and the shards are the same."""
+    """Maximum megabytes of held-out text whose n-grams every task holds (`find_references`); beyond
+    it, they are joined with those of the other text, with the same shards."""
 
     def parts(self, columns: list[str]) -> list[Part]:
         """The parts of all text; raises UserError where one lacks a column."""
@@ -125,7 +125,7 @@ def _run(
 ) -> dict[str, Any]:
     files = load_tokenizer(spec.base_model)
     parts = spec.parts(NEEDED_COLUMNS)
-    plan, engine, warnings, found = _plan(spark, spec, parts, files, scratch, report)
+    plan, engine, warnings, record_of_plan = _plan(spark, spec, parts, files, scratch, report)
     tokenize = partial(
         tokenize_part,
         files=files,
@@ -141,6 +141,7 @@ def _run(
     for record in records:
         removed.update(record.get("removed", {}))
         unused.update(record.get("unused", {}))
+    # The records of shards come in no order.
     stats = statistics(
         sorted(shards, key=lambda shard: shard["name"]), plan, files, engine, warnings
     )
@@ -149,7 +150,7 @@ def _run(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
     )
-    stats |= found | {
+    stats |= record_of_plan | {
         "removed_as_overlapping_held_out": dict(removed),
         "cut_examples": unused.pop(CUT, 0),
         "left_out": dict(unused),
@@ -166,7 +167,7 @@ def _plan(
     scratch: str,
     report: Callable[[str], None],
 ) -> tuple[ShardPlan, Engine, list[str], dict[str, Any]]:
-    """What every task is told.
+    """Plan the run: what every task needs to know.
 
     Returns:
         The plan, the engine that tokenizes, warnings about it, and what the manifest says of both.
@@ -208,8 +209,8 @@ def _plan(
         shards=count_shards(survey, mixing, files.vocab_size, settings.shard_bytes),
         lists=1 + survey.documents.total() // DOCUMENTS_PER_LIST,
     )
-    found = {"parity_sample": len(survey.sample), "mixing": mixing_record, "label_counts": counts}
-    return plan, engine, warnings, found
+    record = {"parity_sample": len(survey.sample), "mixing": mixing_record, "label_counts": counts}
+    return plan, engine, warnings, record
 
 
 def refuse_missing_splits(survey: CorpusSurvey) -> None:
@@ -240,6 +241,7 @@ def _find_references(
 ) -> References | None:
     """The n-grams of all reference texts; None if overlap is not looked for."""
     settings = spec.settings.decontamination
+    # Text to replay is compared with reference text whatever the setting says.
     if settings.maximum_overlap == 1 and not survey.documents["replay"]:
         return None
     comparison = OverlapSearch(
@@ -262,7 +264,7 @@ def statistics(
     engine: Engine,
     warnings: list[str],
 ) -> dict[str, Any]:
-    """What the manifest says of the shards, from what is known of each."""
+    """The manifest's stats, from the records of the shards that were written."""
 
     def by_split(field: str) -> dict[str, int]:
         return {
@@ -365,7 +367,7 @@ def write_card(output: str, stats: dict[str, Any], settings: dict[str, Any]) -> 
 
 
 def libraries_of(settings: TokenizedShardsSettings, form: Form) -> set[str]:
-    """Those that decide the shards, whichever of the two engines is asked for."""
+    """The libraries that decide the shards, whichever of the two engines is asked for."""
     used = {"gigatoken", "pyarrow", "tokenizers"}
     return used | template_libraries(form, settings.examples)
 
@@ -373,7 +375,7 @@ def libraries_of(settings: TokenizedShardsSettings, form: Form) -> set[str]:
 def compare_tokens(
     spec: TokenizeSpec, shards: str, stats: dict[str, Any]
 ) -> Iterator[tuple[str, object, object]]:
-    """A few documents of each split: id, tokens in the shards, and tokens now.
+    """Compare a few documents of each split: id, tokens in the shards, and tokens now.
 
     Args:
         shards: folder of the shards that were made by the same specification.
@@ -393,12 +395,12 @@ def compare_tokens(
     documents = spread(parts, ["id", "text", "example"])
     for split in SPLITS:
         shard = ShardSet(shards, reader, split).shard(0)
-        known = shard.documents(["id"])["id"].combine_chunks()
-        both = documents.filter(pc.is_in(documents["id"], known)).slice(0, SAMPLED)
-        numbers = pc.index_in(both["id"], known).to_numpy()
-        for row, tokens in zip(both.to_pylist(), tokens_of(shard, numbers), strict=True):
+        shard_ids = shard.documents(["id"])["id"].combine_chunks()
+        in_both = documents.filter(pc.is_in(documents["id"], shard_ids)).slice(0, SAMPLED)
+        numbers = pc.index_in(in_both["id"], shard_ids).to_numpy()
+        for row, tokens in zip(in_both.to_pylist(), tokens_of(shard, numbers), strict=True):
             if row.get("example") is None:
-                # Start and end are put around a text by number.
+                # The shards also have start and end tokens, which `encode` does not add.
                 tokens, (now, _) = tokens[1:-1], tokenizer.encode(pa.array([row["text"]]))
             else:
                 now = examples.encode(read_example(row["example"]), row["id"]).tokens

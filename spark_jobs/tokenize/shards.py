@@ -1,9 +1,9 @@
 """From tokenized documents to shards: shuffled, packed into rows, written.
 
-Tokens go through Spark's own shuffle, which spills them, and sends them again from lost executors.
-All rows of a part for one receiver are one record, an Arrow stream: Java, where each record costs
-more than its bytes, moves few of them. The last tasks pack each shard's documents into rows of one
-length, losing no token, and write it.
+Tokens go through Spark's own shuffle, which spills them, and sends them again after the loss of an
+executor. All rows of a part for one receiver form one record, an Arrow stream: in Java a record
+costs more than its bytes. The last tasks pack each shard's documents into rows of one length,
+losing no token, and write it.
 """
 
 import itertools
@@ -54,6 +54,7 @@ def concatenate(
     rows = -(-total // sequence_length)
     tokens = np.empty(rows * sequence_length, documents.tokens.dtype)
     tokens[:total], tokens[total:] = documents.tokens, padding_id
+    # A segment begins wherever a document or a row begins.
     cuts = sorted_unique(np.concatenate([documents.starts, np.arange(0, total, sequence_length)]))
     number = np.searchsorted(documents.starts, cuts, side="right") - 1
     segments = np.empty(len(cuts), format.SEGMENT)
@@ -75,8 +76,8 @@ def best_fit(documents: DocumentTokens, sequence_length: int, padding_id: int) -
     ends = np.append(documents.starts[1:], len(documents.tokens))
     number, offset, length = _pieces(ends - documents.starts, sequence_length)
     row_of, rows = _best_fit_rows(length, sequence_length)
-    # Within a row documents lie in their own order, however they came into it: the same bytes each
-    # time.
+    # Within a row, documents are in their own order, however they got there: the same bytes
+    # each time.
     order = np.lexsort((offset, number, row_of))
     number, offset, length, row_of = (part[order] for part in (number, offset, length, row_of))
     row_offsets = np.searchsorted(row_of, np.arange(rows + 1))
@@ -113,17 +114,17 @@ def _best_fit_rows(lengths: np.ndarray, row: int) -> tuple[np.ndarray, int]:
         fitting = available >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
-            chosen = open_rows[room].pop()
+            fullest = open_rows[room].pop()
             if not open_rows[room]:
                 available &= ~(1 << room)
         else:
-            chosen, room = rows, row
+            fullest, room = rows, row
             rows += 1
-        row_of[piece] = chosen
-        left = room - length
-        if left:
-            open_rows[left].append(chosen)
-            available |= 1 << left
+        row_of[piece] = fullest
+        room_left = room - length
+        if room_left:
+            open_rows[room_left].append(fullest)
+            available |= 1 << room_left
     return row_of, rows
 
 
@@ -150,7 +151,7 @@ def count_cut_documents(rows: format.PackedRows) -> int:
 
 
 MARK_BIT = 31
-"""Above all token ids."""
+"""A bit above all token ids, for the mark of a token that is learnt."""
 
 SENT_SCHEMA = pa.schema(
     [
@@ -191,7 +192,7 @@ class ShardPlan:
     """Into how many shards each split is cut; follows from the corpus alone."""
 
     lists: int
-    """Into how many lists the documents are cut that overlap too much; follows from the corpus."""
+    """Number of lists of the documents that overlap too much; follows from the corpus alone."""
 
     @property
     def example_identity(self) -> Any:
@@ -248,6 +249,7 @@ def write_documents(
         marks = _flat_marks(documents["targets"], lengths)
     rows = _pack(tokens, marks, lengths, documents["slice"].to_numpy(), plan)
     packed = int(rows.segments["length"].sum())
+    # No `assert`, which `python -O` would leave out.
     if packed != len(tokens):
         raise AssertionError(f"packing {name} made {packed} tokens of {len(tokens)}")
     table = documents.append_column("length", pa.array(lengths, pa.int64()))
@@ -281,7 +283,7 @@ def _pack(
     slices: np.ndarray,
     plan: ShardPlan,
 ) -> format.PackedRows:
-    """Rows of documents in the order of their slices, of which no row mixes two.
+    """Pack documents in the order of their slices; no row mixes two slices.
 
     So the rows of earlier slices stay as they are when text arrives, and training can take the rows
     of new text first.
@@ -332,16 +334,15 @@ def shuffle(
     receivers: int,
     report: Report,
 ) -> list[dict[str, Any]]:
-    """Bring all rows to where they are sent.
+    """Send all rows to their receivers.
 
-    The driver hears of one record a receiver, and of nothing between senders and receivers.
+    The driver gets one record per receiver, and nothing of what goes from senders to receivers.
 
     Args:
-        send: what a part, given with its number, has for whom; rows that are sent to one number
-            have one schema.
-        receive: makes of all rows that were sent to a number, in any order, a record of what became
-            of them.
-        receivers: how many numbers there are, of which no two have the same remainder by it.
+        send: returns what a part, given with its number, sends to which numbers; rows for one
+            number have one schema.
+        receive: makes a record from all rows for a number, which come in any order.
+        receivers: how many numbers there are; no two may leave the same remainder divided by it.
 
     Returns:
         The records of the numbers that got any rows, in no order.
@@ -353,7 +354,7 @@ def shuffle(
     label = "tokenizing and writing shards"
     with spread(context, parts) as numbered, user_errors(), progress(context, label, report):
         sent = numbered.flatMap(partial(_streams, send=send))
-        # Each number is a partition of its own: no two have one remainder by `receivers`.
+        # Each number has a partition of its own, since no two leave one remainder.
         arrived = sent.partitionBy(receivers, int)
         return arrived.mapPartitions(partial(_receive, receive=receive)).collect()
 
@@ -365,8 +366,8 @@ def _streams(
     for to, rows in send(part):
         order = np.argsort(to, kind="stable")
         ordered = rows.combine_chunks().take(order)
-        found = np.unique(to[order], return_index=True, return_counts=True)
-        for number, first, count in zip(*(column.tolist() for column in found), strict=True):
+        bounds = np.unique(to[order], return_index=True, return_counts=True)
+        for number, first, count in zip(*(column.tolist() for column in bounds), strict=True):
             yield number, to_stream(ordered.slice(first, count))
 
 
@@ -382,21 +383,21 @@ def _receive(
 
 
 UNUSED = -1
-"""In place of a shard's number: the counts of what is not used."""
+"""Receiver's number, instead of a shard's: gets the counts of what is not used."""
 FIRST_LIST = -2
-"""The first list of documents that overlap too much with reference text; then -3 and on."""
+"""Receiver's number of the first list of documents that overlap too much; then -3 and on."""
 
 UNUSED_SCHEMA = pa.schema([("left_out", pa.string()), ("documents", pa.int64())])
 """Why documents are not used, and how many."""
 
 
 def count_receivers(plan: ShardPlan) -> int:
-    """How many numbers rows are sent to."""
+    """The number of receivers: the shards, the lists, and one for what is not used."""
     return len(plan.shard_names) + plan.lists + 1
 
 
 def receive(arrived: tuple[int, pa.Table], plan: ShardPlan) -> dict[str, Any]:
-    """Do with the rows that were sent to a number what they were sent for.
+    """Process the rows of one receiver: write a shard or a list, or add up counts.
 
     Returns:
         `shard`, what is known of it; or `removed`, the split of listed documents to how many; or
@@ -411,5 +412,6 @@ def receive(arrived: tuple[int, pa.Table], plan: ShardPlan) -> dict[str, Any]:
     if number <= FIRST_LIST:
         return {"removed": write_list(FIRST_LIST - number, rows, plan.output)}
     split, name = plan.shard_names[number]
+    # Rows arrive in any order; sorted, they give the same shard under any partitioning.
     ordered = rows.sort_by([(key, "ascending") for key in ("slice", "position", "id")])
     return {"shard": write_documents(name, split, ordered, plan)}

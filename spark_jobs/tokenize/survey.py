@@ -35,7 +35,7 @@ class Mixing:
     fraction: float
 
     def copies(self, documents: pa.Table) -> np.ndarray:
-        """How often each document is seen, by its `id`, its `source` and its `split`.
+        """The number of copies of each document, by its `id`, its `source` and its `split`.
 
         The fraction is applied to the documents, then the weight. A larger fraction or weight keeps
         what a smaller one took.
@@ -50,6 +50,7 @@ class Mixing:
     def _copies(self, identifier: str, source: str) -> int:
         if self.fraction < 1 and _uniform("fraction", identifier) >= self.fraction:
             return 0
+        # A weight of 2.3 takes each document twice, and about 30% of them a third time.
         whole, part = divmod(self.weights.get(source, 1.0), 1)
         return int(whole) + bool(part and _uniform("weight", identifier) < part)
 
@@ -60,11 +61,11 @@ def plan_mixing(
     source_documents: Mapping[str, int],
     bytes_per_token: Callable[[], float],
 ) -> tuple[Mixing, dict[str, Any]]:
-    """The weights, budgets and shares turned into them, and a record of it for the manifest.
+    """Turn weights, budgets and shares into weights; also return a record for the manifest.
 
     Args:
         source_bytes, source_documents: training text by source.
-        bytes_per_token: measures it on the parity sample, where a token budget needs it.
+        bytes_per_token: measures it on the parity sample; called only for a token budget.
 
     Raises:
         UserError: a source is named that the corpus does not have, shares cannot be reached, or a
@@ -88,11 +89,11 @@ def plan_mixing(
     weights |= _weights_of_shares(settings, source_bytes, weights)
     for source, weight in weights.items():
         if weight > MAXIMUM_WEIGHT:
-            asked = "share" if settings.mixing[source].share else "budget"
+            what = "share" if settings.mixing[source].share else "budget"
             raise UserError(
-                f"For its {asked} in `tokenized_shards.mixing`, the source {source!r} would be "
+                f"For its {what} in `tokenized_shards.mixing`, the source {source!r} would be "
                 f"seen {weight:,.0f} times, more than {MAXIMUM_WEIGHT:g}; give it a smaller "
-                f"{asked}."
+                f"{what}."
             )
     weights = {source: round(weight, 6) for source, weight in weights.items()}
     record = {"fraction": settings.fraction, "weights": dict(sorted(weights.items()))}
@@ -119,9 +120,11 @@ def _weights_of_shares(
             + " If all sources have a share, the shares must add up to 1; otherwise, to less."
         )
     if others:
-        text = sum(source_bytes[one] * weights.get(one, 1.0) for one in others) / (rest or 1)
+        text = sum(source_bytes[source] * weights.get(source, 1.0) for source in others) / (
+            rest or 1
+        )
     else:
-        text = min((source_bytes[one] / share for one, share in shares.items()), default=0)
+        text = min((source_bytes[source] / share for source, share in shares.items()), default=0)
     return {source: share * text / source_bytes[source] for source, share in shares.items()}
 
 
@@ -139,7 +142,7 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class CorpusSurvey:
-    """What is known of the clean corpus before the long work."""
+    """Counts and a sample of the clean corpus, taken before the long work."""
 
     documents: Counter[Split]
     bytes: Counter[Split]
@@ -165,6 +168,7 @@ def survey_parts(
     for group in (group for survey in surveys for group in survey["groups"]):
         documents[group["split"]] += group["documents"]
         sizes[group["split"]] += group["bytes"]
+        # Only training text is mixed.
         if group["split"] == "train":
             source_bytes[group["source"]] += group["bytes"]
             source_documents[group["source"]] += group["documents"]
@@ -195,11 +199,11 @@ def _survey_part(part: Part) -> dict[str, Any]:
 def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSettings) -> list[str]:
     """Texts from a few parts, both chosen by cluster ids, which are uniform hashes."""
     count = settings.parity_sample
-    chosen = sorted(range(len(parts)), key=smallest.__getitem__)[:SAMPLE_PARTS]
+    sampled = sorted(range(len(parts)), key=smallest.__getitem__)[:SAMPLE_PARTS]
     sample: list[str] = []
-    for number in chosen:
+    for number in sampled:
         table = parts[number].read(["cluster", "text"]).sort_by("cluster")
-        sample += table["text"][: -(-count // len(chosen))].to_pylist()
+        sample += table["text"][: -(-count // len(sampled))].to_pylist()
     sample = sample[:count]
     while len(sample) > 1 and sum(map(len, sample)) > SAMPLE_CHARACTERS:
         sample.pop()
@@ -209,10 +213,14 @@ def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSet
 def count_shards(
     survey: CorpusSurvey, mixing: Mixing, vocab_size: int, shard_bytes: int
 ) -> dict[Split, int]:
-    """Shards of each split, from the size of its text, each source as often as its weight says."""
+    """The number of shards of each split, by the size of its text, each source weighted."""
     token_bytes = 2 if token_dtype(vocab_size) == "uint16" else 4
-    seen = (size * mixing.weights.get(one, 1) for one, size in survey.source_bytes.items())
-    sizes: dict[Split, float] = {**survey.bytes, "train": sum(seen)}
+    # Counted once each, sources of large weight would make shards as many times too large, and a
+    # shard is in one task's memory.
+    source_sizes = (
+        size * mixing.weights.get(source, 1) for source, size in survey.source_bytes.items()
+    )
+    sizes: dict[Split, float] = {**survey.bytes, "train": sum(source_sizes)}
     return {
         split: max(1, round(size / BYTES_PER_TOKEN * token_bytes / shard_bytes))
         for split, size in sizes.items()

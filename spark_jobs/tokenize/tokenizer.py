@@ -11,7 +11,7 @@ special token. Start and end of a document follow the model family:
 
 Both can be set by hand (`tokenized_shards.start_token`, `.end_token`).
 
-Which tokenizer is used: gigatoken where it agrees with Hugging Face on some of the texts.
+gigatoken is used if it agrees with Hugging Face on a sample of the texts.
 """
 
 import hashlib
@@ -66,11 +66,11 @@ class TokenizerFiles:
     first_absent_id: int
     """The first id past all that the tokenizer gives."""
     gigatoken_definition: str
-    """The definition with an entry for every byte, as gigatoken wants it: the absent letters get
-    ids past the vocabulary, which `encode` takes out again, as Hugging Face does without a word."""
+    """The definition with an entry for every byte, which gigatoken needs: the absent letters get
+    ids past the vocabulary, and `encode` removes these again, as Hugging Face does silently."""
 
     def plain_tokenizer(self) -> Any:
-        """A tokenizer to which special tokens are text, as people write it."""
+        """A tokenizer for which special tokens are plain text."""
         from tokenizers import Tokenizer
 
         return Tokenizer.from_str(self.definition)
@@ -96,10 +96,10 @@ class TokenizerFiles:
 
     def _id(self, token: str | None, key: str) -> int:
         if token not in self.specials:
-            known = ", ".join(list(self.specials)[:8])
+            names = ", ".join(list(self.specials)[:8])
             raise UserError(
                 f"`tokenized_shards.{key}` {token!r} is not a special token of the base model; "
-                f"its special tokens are {known}."
+                f"its special tokens are {names}."
             )
         return self.specials[token]
 
@@ -120,10 +120,11 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     added = definition.get("added_tokens") or []
     specials = {token["content"]: token["id"] for token in added if token["special"]}
     definition["added_tokens"] = [token for token in added if not token["special"]]
+    # A text gets its start and end by number, and is neither cut nor padded here.
     definition["post_processor"] = definition["truncation"] = definition["padding"] = None
     if isinstance(definition["model"]["vocab"], list):
-        # Of Unigram, where they are pieces as well, the likeliest of all (older files name no
-        # type); no text has the character 0.
+        # In Unigram models they are pieces as well, the likeliest of all (older files name no
+        # type). They get names that occur in no text, since none has the character 0.
         pieces = definition["model"]["vocab"]
         definition["model"]["vocab"] = [
             (f"\0{number}" if piece in specials else piece, score)
@@ -133,7 +134,7 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     ids = [*_vocabulary(definition).values(), *(token["id"] for token in added)]
     model = json.loads(files.find(f"{url}/config.json") or b"{}")
     names = {number: token for token, number in specials.items()}
-    # Published before tokenizers named their ends, as RoBERTa was, only the model has their ids.
+    # Older models such as RoBERTa, whose tokenizer does not name its ends, give only their ids.
     bos, eos = (
         _token_text(config[key]) if key in config else names.get(_first(model.get(f"{key}_id")))
         for key in ("bos_token", "eos_token")
@@ -190,7 +191,7 @@ class DocumentTokenizer:
             texts.to_pylist(), add_special_tokens=False
         )
         ids = [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
-        offsets = ends_of(np.array([len(one) for one in ids], np.int64))
+        offsets = ends_of(np.array([len(tokens) for tokens in ids], np.int64))
         return np.concatenate([np.empty(0, np.uint32), *ids]), offsets
 
     def _encode_gigatoken(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -200,6 +201,7 @@ class DocumentTokenizer:
         encoded = self._gigatoken.encode_batch(column, parallel=False).layout
         offsets = np.asarray(encoded.offsets.data).astype(np.int64)
         ids = np.asarray(encoded.content.data)[: offsets[-1]]
+        # Ids past the vocabulary stand for bytes that it cannot express; they are removed.
         present = ids < self.files.first_absent_id
         return (ids, offsets) if present.all() else (ids[present], ends_of(present)[offsets])
 
@@ -228,8 +230,8 @@ def _vocabulary(definition: dict[str, Any]) -> dict[str, int]:
 
 def _chat_template(url: str, config: dict[str, Any]) -> str | None:
     file = files.find(f"{url}/chat_template.jinja")
-    found = file.decode() if file else config.get("chat_template")
-    return found if isinstance(found, str) else None
+    template = file.decode() if file else config.get("chat_template")
+    return template if isinstance(template, str) else None
 
 
 def _first(ids: Any) -> Any:
@@ -241,18 +243,18 @@ def _token_text(token: Any) -> str | None:
 
 
 def choose_engine(
-    files: TokenizerFiles, wanted: str, sample: list[str], cache: str | None
+    files: TokenizerFiles, engine_setting: str, sample: list[str], cache: str | None
 ) -> tuple[Engine, list[str]]:
-    """The engine to use and the warnings to keep.
+    """Choose the engine; also return the warnings to keep.
 
     Args:
-        cache: folder of what earlier runs found. A sample of a grown corpus is often the same, and
+        cache: folder of what earlier runs found. A grown corpus often has the same sample, and
             loading both tokenizers takes longer than all else of a small growth.
 
     Raises:
         UserError: gigatoken is wanted by name, and cannot be used.
     """
-    if wanted == "hugging_face":
+    if engine_setting == "hugging_face":
         return "hugging_face", []
     try:
         differing = _count_differences(files, sample, cache)
@@ -263,7 +265,7 @@ def choose_engine(
         differing, fault = 1, f"cannot load this tokenizer ({error})"
     if not differing:
         return "gigatoken", []
-    if wanted == "gigatoken":
+    if engine_setting == "gigatoken":
         raise UserError(
             f"gigatoken {fault}. Set `tokenized_shards.engine: auto` to use Hugging Face instead."
         )
@@ -282,8 +284,8 @@ def _count_differences(files: TokenizerFiles, sample: list[str], cache: str | No
         return np.split(ids, offsets[1:-1])
 
     def compare() -> bytes:
-        both = zip(tokens("gigatoken"), tokens("hugging_face"), strict=True)
-        return str(sum(not np.array_equal(fast, slow) for fast, slow in both)).encode()
+        pairs = zip(tokens("gigatoken"), tokens("hugging_face"), strict=True)
+        return str(sum(not np.array_equal(fast, slow) for fast, slow in pairs)).encode()
 
     key = cache_key(
         "differences of tokenizers",
@@ -295,13 +297,13 @@ def _count_differences(files: TokenizerFiles, sample: list[str], cache: str | No
     return int(cached(cache, key, compare))
 
 
-# Examples of a task as tokens, with a mark on those that are learnt to be written.
-# - A conversation is rendered by the model's chat template, or plainly, turn by turn, each part
-#   tokenized by itself as the endpoint does it: what is learnt are the assistant's turns.
-# - A pair is its input, as the model's tokenizer encodes a text, and then its target.
-# - A prompt with two answers is the conversation that ends with the chosen one, and then the one
+# Examples of a task as tokens, of which those to be learnt are marked.
+# - A conversation is rendered by the model's chat template, or plainly, turn by turn. Each part is
+#   tokenized by itself, as by the endpoint; the assistant's turns are learnt.
+# - A pair is its input, as the model's tokenizer encodes a text, followed by its target.
+# - A prompt with two answers is the conversation that ends with the chosen one, followed by the one
 #   that ends with the rejected one. These answers are marked, so each ends where its marks do.
-# - A labeled text is the text encoded alike, and then the number of its class in place of a token.
+# - A labeled text is the encoded text, followed by the number of its class in place of a token.
 TOO_LONG, SPECIAL = "too_long", "holds_special_token"
 """Reasons why an example is left out."""
 
@@ -333,7 +335,7 @@ class ExampleTokenizer:
     form: Form
     settings: ExampleSettings
     row_tokens: int
-    """Most tokens of an example; of two answers, one may have half of them."""
+    """Maximum tokens of an example; each of two answers may have half of them."""
     end_token_id: int
     labels: tuple[str, ...] = ()
 
@@ -346,16 +348,19 @@ class ExampleTokenizer:
         return self._input_and_target(example, name)
 
     def _preference(self, example: Example, name: str) -> TokenizedExample:
-        found = []
+        answers = []
         for key in ("chosen", "rejected"):
             messages = [*example["prompt"], {"role": "assistant", "content": example[key]}]
-            one = self._conversation(messages, f"{name}, {key}", self.row_tokens // 2)
-            if one.left_out:
-                return one
-            # Earlier answers are part of the prompt.
-            answer = np.arange(len(one.tokens)) > np.flatnonzero(~one.is_target)[-1]
-            found.append(replace(one, is_target=answer))
-        chosen, rejected = found
+            conversation = self._conversation(messages, f"{name}, {key}", self.row_tokens // 2)
+            if conversation.left_out:
+                return conversation
+            # Only the last answer is compared: earlier ones are part of the prompt.
+            answer = (
+                np.arange(len(conversation.tokens)) > np.flatnonzero(~conversation.is_target)[-1]
+            )
+            answers.append(replace(conversation, is_target=answer))
+        chosen, rejected = answers
+        # If both are cut to the same tokens, there is nothing to prefer.
         cut_alike = np.array_equal(chosen.tokens, rejected.tokens)
         if cut_alike or not (chosen.is_target.any() and rejected.is_target.any()):
             return TokenizedExample.none(TOO_LONG)
@@ -382,7 +387,7 @@ class ExampleTokenizer:
             raise self._refusal(name, f"{len(tokens)} tokens", key)
         tokens, is_target = tokens[:limit], is_target[:limit]
         if self.settings.too_long == "drop" or not is_target.any():
-            # Cut to its first tokens, nothing would be left of the answers.
+            # The tokens that fit hold nothing of the answers.
             return TokenizedExample.none(TOO_LONG)
         return TokenizedExample(tokens, is_target, was_cut=True)
 
@@ -393,6 +398,7 @@ class ExampleTokenizer:
                 continue
             prompt = self._render(messages[:number], True)
             whole = self._render(messages[: number + 1], False)
+            # Only a template that leaves earlier turns as they are shows what each turn adds.
             if not prompt.startswith(shown) or not whole.startswith(prompt):
                 raise UserError(
                     "The base model's chat template changes earlier turns when a turn is added, so "
@@ -423,6 +429,7 @@ class ExampleTokenizer:
             if message["role"] != "assistant":
                 pending += message["content"] + "\n"
                 continue
+            # Special tokens at the beginning of a text belong to the first prompt alone.
             first = not any(m["role"] == "assistant" for m in messages[:number])
             yield self._tokenizer.encode(pending, add_special_tokens=first).ids, False
             yield [*self._ids(message["content"]), self.end_token_id], True
@@ -430,8 +437,8 @@ class ExampleTokenizer:
 
     def _input_and_target(self, example: Example, name: str) -> TokenizedExample:
         labeled = self.form == "labeled"
-        given = example["text"] if labeled else self.settings.input_prefix + example["input"]
-        inputs = self._within(given, self.settings.input_tokens, name, "input")
+        input_text = example["text"] if labeled else self.settings.input_prefix + example["input"]
+        inputs = self._within(input_text, self.settings.input_tokens, name, "input")
         target: tuple[list[int], bool] | None
         if labeled:
             target = [self.labels.index(example["label"])], False
@@ -446,6 +453,7 @@ class ExampleTokenizer:
     def _within(self, text: str, limit: int, name: str, what: str) -> tuple[list[int], bool] | None:
         """A text's tokens as the model wants them, cut if it may be, and whether it was."""
         encoding = self._tokenizer.encode(text)
+        # Special tokens in the text are plain text; only those around it are special.
         if self._holds_special(text):
             plain = self._plain_tokenizer.encode(text, add_special_tokens=False)
             encoding = self._tokenizer.post_process(plain)
@@ -459,6 +467,7 @@ class ExampleTokenizer:
             raise self._refusal(name, f"an {what} of {len(ids)} tokens", key)
         if self.settings.too_long == "drop":
             return None
+        # When the text is cut, a special token at its end stays.
         last = ids[-1]
         return [*ids[: limit - 1], last] if last in self.files.specials.values() else ids[
             :limit
@@ -486,6 +495,7 @@ class ExampleTokenizer:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self.files.original)
+        # The settings limit the length of examples, not the tokenizer's file.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
@@ -513,9 +523,9 @@ def check_template(files: TokenizerFiles, settings: ExampleSettings) -> None:
 
 
 def template_used(files: TokenizerFiles, form: Form, settings: ExampleSettings) -> str | None:
-    """The chat template that conversations or preferences are written by, empty where plainly.
+    """The chat template that conversations or preferences are written by; empty if plainly.
 
-    Of other forms the one that the settings give, which the trained model keeps.
+    For other forms, the one from the settings, which the trained model keeps.
     """
     if form not in ("conversations", "preferences"):
         return settings.chat_template
@@ -530,7 +540,7 @@ def template_libraries(form: Form, settings: ExampleSettings) -> set[str]:
     return {"Jinja2", "transformers"} if is_rendered else set()
 
 
-def find_labels(parts: list[Part], wanted: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
+def find_labels(parts: list[Part], listed: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
     """The classes in the order of their numbers, and the training examples of each.
 
     Args:
@@ -546,13 +556,13 @@ def find_labels(parts: list[Part], wanted: Sequence[str]) -> tuple[tuple[str, ..
     everywhere: Counter[str] = Counter()
     for (label, _), number in counts.items():
         everywhere[label] += number
-    if wanted and (unknown := sorted(everywhere.keys() - set(wanted))):
+    if listed and (unknown := sorted(everywhere.keys() - set(listed))):
         raise UserError(
             f"{everywhere[unknown[0]]:,} examples have the class {unknown[0]!r}, which is none of "
-            f"`tokenized_shards.examples.labels` ({', '.join(wanted)}). Add it there, or correct "
+            f"`tokenized_shards.examples.labels` ({', '.join(listed)}). Add it there, or correct "
             "the examples."
         )
-    labels = tuple(wanted) or tuple(sorted(everywhere))
+    labels = tuple(listed) or tuple(sorted(everywhere))
     for label in labels:
         if not counts[label, "train"] or everywhere[label] < 2:
             raise UserError(
@@ -561,6 +571,8 @@ def find_labels(parts: list[Part], wanted: Sequence[str]) -> tuple[tuple[str, ..
                 "more examples of it, or leave the class out."
             )
     if len(labels) < 2:
-        found = f"All examples have the class {labels[0]!r}" if labels else "No example has a class"
-        raise UserError(f"{found}; it takes two classes to tell apart.")
+        problem = (
+            f"All examples have the class {labels[0]!r}" if labels else "No example has a class"
+        )
+        raise UserError(f"{problem}; it takes two classes to tell apart.")
     return labels, [counts[label, "train"] for label in labels]

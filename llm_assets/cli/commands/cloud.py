@@ -24,7 +24,7 @@ COMPLETE = "Everything a run needs is in place."
 
 
 class _Amount(click.FloatRange):
-    """Within a range; `nan`, which Click takes for within any, is not."""
+    """A number within a range; refuses `nan`, which Click takes to be within any."""
 
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
@@ -70,27 +70,27 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
       llm-assets check --smoke --nodes 2      also tests the network between two machines
     """
     settings = load_settings(config_path())
-    told: dict[str, Any] = {}
+    output: dict[str, Any] = {}
     faults: list[UserError] = []
-    # What runs here is looked at first, as it costs nothing.
+    # What runs here is checked first, since that costs nothing.
     if settings.platform == "local":
         with _kept(faults):
-            _check_here(settings, is_whole, as_json, told)
+            _check_here(settings, is_whole, as_json, output)
     if settings.uses_cloud:
         with _kept(faults):
-            _check_project(settings, nodes if smoke and not faults else 0, yes, as_json, told)
+            _check_project(settings, nodes if smoke and not faults else 0, yes, as_json, output)
     if as_json:
-        click.echo(json.dumps({"ok": not faults, **told}, indent=2))
+        click.echo(json.dumps({"ok": not faults, **output}, indent=2))
     if faults:
         raise faults[0] if len(faults) == 1 else UserError("\n".join(map(str, faults)))
-    unknown = sum(finding["ok"] is None for finding in told.get("findings", ()))
-    doubtful = f"No problems found. Read the lines marked unknown first: {unknown}."
-    click.echo(doubtful if unknown else COMPLETE, err=as_json)
+    unknown = sum(finding["ok"] is None for finding in output.get("findings", ()))
+    reminder = f"No problems found. Read the lines marked unknown first: {unknown}."
+    click.echo(reminder if unknown else COMPLETE, err=as_json)
 
 
 @contextmanager
 def _kept(faults: list[UserError]) -> Iterator[None]:
-    """Keep a fault until all else is looked at."""
+    """Collect a fault, so that everything else is checked before it is raised."""
     try:
         yield
     except UserError as error:
@@ -98,15 +98,15 @@ def _kept(faults: list[UserError]) -> Iterator[None]:
 
 
 def _check_here(
-    settings: "PipelineSettings", is_whole: bool, as_json: bool, told: dict[str, Any]
+    settings: "PipelineSettings", is_whole: bool, as_json: bool, output: dict[str, Any]
 ) -> None:
     """Look at the text (all of it with `is_whole`, which also lists what is set aside), the base
-    model, the port and the disk; adds what is found to `told`."""
+    model, the port and the disk; adds what is found to `output`."""
     from llm_assets.preflight.check import LOOK_SECONDS, find_needs, foresee
     from llm_assets.preflight.text import look_at
     from spark_jobs.read.document import EXAMPLES
 
-    lines: list[str] = told.setdefault("text", [])
+    lines: list[str] = output.setdefault("text", [])
     try:
         base = find_needs(settings)
         seconds, messages = (None, sys.maxsize) if is_whole else (LOOK_SECONDS, EXAMPLES)
@@ -118,22 +118,22 @@ def _check_here(
             for what, files in (("not read", text.unread), ("decoded", text.decoded)):
                 for kind, names in files.examples.items():
                     lines += [f"{what}: {name} ({kind})" for name in names]
-        # At once, since what is not read may be why there is too little.
+        # Printed at once: what was not read may be why `foresee` finds too little text.
         for line in () if as_json else lines:
             click.echo(shown(line))
-        told["notes"] = foresee(settings, base, text)
+        output["notes"] = foresee(settings, base, text)
     except UserError as error:
-        told["notes"] = [str(error)]
+        output["notes"] = [str(error)]
         raise
-    for note in () if as_json else told["notes"]:
+    for note in () if as_json else output["notes"]:
         click.echo(shown(note))
 
 
 def _check_project(
-    settings: "PipelineSettings", nodes: int, yes: bool, as_json: bool, told: dict[str, Any]
+    settings: "PipelineSettings", nodes: int, yes: bool, as_json: bool, output: dict[str, Any]
 ) -> None:
     """Test the cloud project, with the smallest training on so many nodes unless there are 0, and
-    add what is found to `told`. With `as_json`, what people watch goes to standard error."""
+    add what is found to `output`. With `as_json`, what people watch goes to standard error."""
     from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
     from llm_assets.cloud.setup.check import Uses
     from llm_assets.cloud.setup.check import check as check_project
@@ -146,7 +146,7 @@ def _check_project(
             f"`store` is {settings.store}, and machines of `training.runner: {runner}` mount "
             f"`bucket: {cloud.bucket}` of {cloud_config_path()}: name one bucket in both."
         )
-    # The smallest runs (`--smoke`) take all images, wherever the pipeline serves and cleans.
+    # The smallest runs (`--smoke`) use every image, wherever the pipeline serves and cleans.
     uses = Uses(
         runner,
         serves=settings.platform == "google_cloud" or nodes > 0,
@@ -159,7 +159,7 @@ def _check_project(
         click.echo(shown(finding.line()), err=as_json)
     if nodes and all(finding.ok is not False for finding in findings):
         findings += _smoke(cloud, nodes, yes, as_json, runner)
-    told["findings"] = [asdict(finding) for finding in findings]
+    output["findings"] = [asdict(finding) for finding in findings]
     problems = sum(finding.ok is False for finding in findings)
     if problems:
         raise UserError(
@@ -228,8 +228,8 @@ def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) 
     settings = load_cloud_settings()
     stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
     if as_json:
-        told = {"stages": [asdict(stage) for stage in stages], "prices": PRICES_AS_OF}
-        click.echo(json.dumps(told, indent=2))
+        output = {"stages": [asdict(stage) for stage in stages], "prices": PRICES_AS_OF}
+        click.echo(json.dumps(output, indent=2))
         return
     for stage in stages:
         click.echo(stage.line())
@@ -282,16 +282,16 @@ def machines(is_ending: bool, as_json: bool) -> None:
     def report(line: str) -> None:
         click.echo(shown(line), err=True)
 
-    listed, faults = active_jobs(load_cloud_settings())
-    for job in listed:
+    jobs, faults = active_jobs(load_cloud_settings())
+    for job in jobs:
         click.echo(shown(job.line()), err=as_json)
-    ended, refused = end_jobs(listed if is_ending else [], report)
+    ended, refused = end_jobs(jobs if is_ending else [], report)
     if as_json:
-        told = [job.as_json() | {"ended": job in ended} for job in listed]
-        click.echo(json.dumps(told, indent=2))
-    elif is_ending and listed:
+        rows = [job.as_json() | {"ended": job in ended} for job in jobs]
+        click.echo(json.dumps(rows, indent=2))
+    elif is_ending and jobs:
         click.echo(f"Ended: {len(ended)}.")
-    elif listed:
+    elif jobs:
         click.echo("End them with: llm-assets machines --end")
     elif not faults:
         click.echo("No job of this project's runs is active.")

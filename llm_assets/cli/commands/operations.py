@@ -76,12 +76,12 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
         for line in examination.lines(repair):
             click.echo(shown(line))
     faults = examination.faults
-    left = examination.repair(partial(click.echo, err=True)) if repair else faults
+    remaining = examination.repair(partial(click.echo, err=True)) if repair else faults
     if as_json:
-        click.echo(json.dumps(examination.as_json(left), indent=2))
+        click.echo(json.dumps(examination.as_json(remaining), indent=2))
     elif repair and faults:
-        click.echo(f"{len(faults) - len(left)} of {len(faults)} faults repaired.")
-    if left:
+        click.echo(f"{len(faults) - len(remaining)} of {len(faults)} faults repaired.")
+    if remaining:
         sys.exit(1)
 
 
@@ -120,7 +120,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
         shown(f"logs: {Path.cwd() / services.STATE_FOLDER}   stop them with: llm-assets down")
     )
     if wait:
-        # Not before: those that were started would never hear a signal.
+        # Blocked only now: the services would inherit the mask and never hear a signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         signal.sigwait(ENDING)
         services.stop(Path.cwd() / services.STATE_FOLDER)
@@ -165,7 +165,7 @@ def board(port: int) -> None:
     from llm_assets.cli.versions import status_of
 
     session = open_session()
-    # A registry and a store are shown without a history of runs, too.
+    # The board also shows a registry and a store that have no history of runs.
     if Path("dagster.yaml").exists():
         use_this_folders_history()
     program = [sys.argv[0], "--config", str(session.path.absolute())]
@@ -191,11 +191,13 @@ def docs(page: str | None) -> None:
       llm-assets docs
       llm-assets docs settings
     """
-    # A checkout has them where they are written; an installation, among its own files.
-    written = list((Path(__file__).parents[3] / "docs").glob("*.md"))
+    # In a checkout the pages are in docs/; an installation has them among its own files.
+    in_checkout = list((Path(__file__).parents[3] / "docs").glob("*.md"))
     installed = importlib.metadata.files("llm-assets") or []
-    found = written or [Path(str(f.locate())) for f in installed if f.match("llm-assets/docs/*.md")]
-    pages = {path.stem: path for path in sorted(found)}
+    paths = in_checkout or [
+        Path(str(f.locate())) for f in installed if f.match("llm-assets/docs/*.md")
+    ]
+    pages = {path.stem: path for path in sorted(paths)}
     if page is None:
         for name, path in pages.items():
             title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

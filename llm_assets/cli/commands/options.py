@@ -10,22 +10,22 @@ from artifacts.errors import UserError, has_control_characters, shown_in_line
 version_argument = click.argument("version", type=int)
 
 
-def _check_line(_: click.Context, __: click.Parameter, given: str) -> str:
+def _check_line(_: click.Context, __: click.Parameter, value: str) -> str:
     """What is recorded with a decision; raises BadParameter unless it is a line of plain text."""
-    if not given.strip():
+    if not value.strip():
         raise click.BadParameter("A decision needs a name and a reason: both are recorded with it.")
-    if has_control_characters(given):
+    if has_control_characters(value):
         raise click.BadParameter(
-            f"'{shown_in_line(given)}' contains a line break or another control character. Write "
+            f"'{shown_in_line(value)}' contains a line break or another control character. Write "
             "it on one line of plain text."
         )
-    return given
+    return value
 
 
 def read_text(path: Path) -> str:
     """The text of a file that was named; raises UserError where it cannot be read as text."""
     try:
-        # Windows begins a file in UTF-8 with a mark.
+        # Programs on Windows begin a UTF-8 file with a byte order mark.
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text: {error}. Give a UTF-8 file.") from error
@@ -35,7 +35,7 @@ def _login() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # The number of a container's user may belong to nobody.
+        # The user id of a container may belong to no user.
         raise click.UsageError("This machine has no name for you. Give --name NAME.") from None
 
 

@@ -40,19 +40,19 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     )
 
     refuse_project_in_text(Path(), folder)
-    started = write_pipeline(folder, name, output)
-    for note in started.notes:
+    result = write_pipeline(folder, name, output)
+    for note in result.notes:
         click.echo(f"  {shown(note)}")
-    if written := write_project(Path(), started.path, started.path.stem):
-        click.echo(f"Wrote the project files: {', '.join(written)}")
-    command = f"llm-assets --config {shlex.quote(str(started.path))}"
-    if started.obstacle:
-        click.echo(shown(started.obstacle))
-        if "`llm-assets " in started.obstacle:
-            click.echo(say_how_found(started.path))
-        click.echo(f"Wrote {started.path}. Then: {command} check")
+    if names := write_project(Path(), result.path, result.path.stem):
+        click.echo(f"Wrote the project files: {', '.join(names)}")
+    command = f"llm-assets --config {shlex.quote(str(result.path))}"
+    if result.obstacle:
+        click.echo(shown(result.obstacle))
+        if "`llm-assets " in result.obstacle:
+            click.echo(say_how_found(result.path))
+        click.echo(f"Wrote {result.path}. Then: {command} check")
     else:
-        click.echo(f"Wrote {started.path}. Now: {command} run")
+        click.echo(f"Wrote {result.path}. Now: {command} run")
 
 
 @click.command(name="import")
@@ -78,14 +78,14 @@ def import_json(file: Path, revision: str | None, output: Path | None) -> None:
 
     from llm_assets.cli.pipeline.import_json import import_file, write_imported
 
-    imported = import_file(file, revision)
+    result = import_file(file, revision)
     target = output or Path("config") / f"{file.stem}.yaml"
-    write_imported(imported, target)
-    for note in imported.notes:
+    write_imported(result, target)
+    for note in result.notes:
         click.echo(f"  {shown(note)}")
     click.echo(f"Wrote {target}. Put your bucket into its `store`.")
     click.echo("It needs, in config/google_cloud.yaml:")
-    click.echo(yaml.safe_dump(imported.cloud, sort_keys=False))
+    click.echo(yaml.safe_dump(result.cloud, sort_keys=False))
 
 
 @click.command()
@@ -101,8 +101,8 @@ def status(as_json: bool) -> None:
     from llm_assets.cli.versions import screen, status_of
 
     tell_of_other_home()
-    found = status_of(open_session())
-    click.echo(json.dumps(found, indent=2) if as_json else shown("\n".join(screen(found))))
+    state = status_of(open_session())
+    click.echo(json.dumps(state, indent=2) if as_json else shown("\n".join(screen(state))))
 
 
 @click.command()
@@ -158,10 +158,10 @@ def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
 
     results = run_experiment(parse_changes(assignments), quiet=as_json)
     if as_json:
-        click.echo(json.dumps([one.model_dump(mode="json") for one in results], indent=2))
+        click.echo(json.dumps([result.model_dump(mode="json") for result in results], indent=2))
     else:
         print_results(Console(emoji=False), results)
-    if any(one.verdict == "failed" for one in results):
+    if any(result.verdict == "failed" for result in results):
         sys.exit(1)
 
 
@@ -177,8 +177,8 @@ def stop() -> None:
       llm-assets stop
     """
     session = open_session()
-    ended = session.serving.stop(session.settings)
-    click.echo("The endpoint has stopped." if ended else "No endpoint was running.")
+    was_running = session.serving.stop(session.settings)
+    click.echo("The endpoint has stopped." if was_running else "No endpoint was running.")
 
 
 COMMANDS = (init, import_json, status, run, experiment, stop)

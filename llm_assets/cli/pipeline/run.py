@@ -59,10 +59,10 @@ class Progress:
         self._results: dict[str, tuple[str, bool]] = {}
         self._last_printed = 0.0
         self.seconds: dict[str, float] = {}
-        """What each asset took that was made."""
+        """Asset to the time it took, for those that were made."""
         self._spinner = Spinner("dots", "starting", style="status.spinner")
-        # What others print, rich would bring to the terminal in any case, and so past the log;
-        # where it belongs there, rich keeps the line below it.
+        # rich redirects what others print to the terminal, which would bypass the log. Only if the
+        # log is the terminal should it do so, and keep the spinner's line below.
         is_shared = console.file is sys.stdout
         self._live = Live(
             self._spinner,
@@ -95,9 +95,9 @@ class Progress:
             self._show(asset, "started")
         elif event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION and asset:
             metadata = event.materialization.metadata
-            summary, made = metadata.get("summary"), metadata.get("made_now")
+            summary, made_now = metadata.get("summary"), metadata.get("made_now")
             said = str(summary.value) if summary else ""
-            self._results[asset] = said, not made or bool(made.value)
+            self._results[asset] = said, not made_now or bool(made_now.value)
         elif event.event_type == dg.DagsterEventType.STEP_SUCCESS and asset:
             self._finish(asset)
         elif event.event_type == dg.DagsterEventType.STEP_FAILURE:
@@ -106,10 +106,10 @@ class Progress:
             self._check(event.asset_check_evaluation_data)
 
     def _finish(self, asset: str) -> None:
-        summary, made = self._results.get(asset, ("", True))
+        summary, was_made = self._results.get(asset, ("", True))
         seconds = time.monotonic() - self._started.get(asset, time.monotonic())
-        duration = f"{seconds:7.1f} s" if made else "unchanged"
-        if made:
+        duration = f"{seconds:7.1f} s" if was_made else "unchanged"
+        if was_made:
             self.seconds[asset] = seconds
         self._print(f"[green]✓[/] {asset:<17} {duration}   {escape(summary)}")
 
@@ -124,8 +124,8 @@ class Progress:
         if not evaluation.passed:
             mark = "[yellow]![/]" if evaluation.severity.value == "WARN" else "[red]✗[/]"
             name = evaluation.check_name.replace("_", " ")
-            said = evaluation.description or f"check failed: {name}"
-            self._print(f"{mark} {'':<17} {escape(shown(said))}")
+            text = evaluation.description or f"check failed: {name}"
+            self._print(f"{mark} {'':<17} {escape(shown(text))}")
 
     def _show(self, asset: str, message: str) -> None:
         position = f"{self._assets.index(asset) + 1}/{len(self._assets)}"
@@ -159,8 +159,8 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
     started = time.monotonic()
     with _terminal(verbose) as (terminal, log_path):
         console = Console(file=terminal, emoji=False)
-        said = escape(shown(settings.description))
-        console.print(f"[bold]{settings.name}[/]  {said}", highlight=False)
+        description = escape(shown(settings.description))
+        console.print(f"[bold]{settings.name}[/]  {description}", highlight=False)
         if not verbose:
             console.print(f"log: {log_path}\n", style="dim", highlight=False)
         from llm_assets.definitions import defs
@@ -168,12 +168,12 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         graph = defs()
         keys = _assets_in_order(graph)
         assets = [key.path[-1] for key in keys]
-        # The endpoint is made each time; all others are kept in the store.
-        kept = [name for name in assets if name != "endpoint"]
-        if unknown := set(rebuild) - set(kept):
-            named = ", ".join(unknown)
+        # The endpoint is made in every run; all others are kept in the store.
+        stored = [name for name in assets if name != "endpoint"]
+        if unknown := set(rebuild) - set(stored):
+            names = ", ".join(unknown)
             raise UserError(
-                f"--rebuild: there is no asset {named}. Choose from: {', '.join(kept)}."
+                f"--rebuild: there is no asset {names}. Choose from: {', '.join(stored)}."
             )
         for note in preflight(settings, is_judged):
             console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
@@ -186,20 +186,20 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
             console.print(f"\n{INTERRUPTED}")
             return 130
         if not result.success:
-            where = "" if verbose else f" Full log: {log_path}"
-            console.print(f"\n[red]The run failed.[/]{where}", highlight=False)
+            log_hint = "" if verbose else f" Full log: {log_path}"
+            console.print(f"\n[red]The run failed.[/]{log_hint}", highlight=False)
             return 1
-        made = result.asset_materializations_for_node(settings.dagster_name("endpoint"))
-        endpoint = made[0].metadata
-        told = {name: entry.value for name, entry in endpoint.items()}
-        print_summary(console, session, told, progress.seconds, time.monotonic() - started)
+        materializations = result.asset_materializations_for_node(settings.dagster_name("endpoint"))
+        endpoint = materializations[0].metadata
+        values = {name: entry.value for name, entry in endpoint.items()}
+        print_summary(console, session, values, progress.seconds, time.monotonic() - started)
         if is_local(settings.store):
             _clean_store(session, console)
     return 0
 
 
 def _clean_store(session: Session, console: Console) -> None:
-    """Delete what the rules no longer keep, and say so; what hinders that fails no run."""
+    """Delete what `retention` no longer keeps, and report it; a failure here fails no run."""
     retention, forgetting = session.settings.retention, session.settings.forgetting
     try:
         cleaning = clean(
@@ -219,8 +219,8 @@ def _clean_store(session: Session, console: Console) -> None:
 def materialize_assets(
     settings: PipelineSettings, assets: Sequence[str], run_config: dict[str, Any] | None = None
 ) -> None:
-    """Make some assets, by their names without the pipeline's prefix, with a line for each as it is
-    made; raises UserError, with the name of the log, where one fails or is interrupted."""
+    """Make these assets, named without the pipeline's prefix, and print a line for each; raises
+    UserError, with the name of the log, if one fails or is interrupted."""
     result, log_path = _run_in_this_process(settings, assets, run_config)
     if not result.success:
         raise UserError(
@@ -263,10 +263,10 @@ def _execute(
     with progress, dg.DagsterInstance.get() as instance:
 
         def follow(entry: dg.EventLogEntry) -> None:
-            is_known = progress.interrupted
+            is_handled = progress.interrupted
             progress.handle(entry)
-            if progress.interrupted and not is_known and (run := instance.get_run_by_id(run_id)):
-                # A run that ends so without a request counts as failed.
+            if progress.interrupted and not is_handled and (run := instance.get_run_by_id(run_id)):
+                # Without a request to cancel it, a run that ends like this would count as failed.
                 instance.report_run_canceling(run)
 
         instance.add_event_listener(run_id, follow)
@@ -288,16 +288,17 @@ def _execute(
 def _assets_in_order(defs: dg.Definitions) -> list[dg.AssetKey]:
     """What a run of the whole graph makes; steps are named without the prefix."""
     graph = defs.resolve_asset_graph()
-    made = graph.unpartitioned_asset_keys & graph.materializable_asset_keys
-    return [key for key in graph.toposorted_asset_keys if key in made]
+    keys = graph.unpartitioned_asset_keys & graph.materializable_asset_keys
+    return [key for key in graph.toposorted_asset_keys if key in keys]
 
 
 @contextmanager
 def _terminal(verbose: bool = False) -> Iterator[tuple[TextIO, Path]]:
-    """The terminal to write on, and the log file that everybody else's output goes to meanwhile.
+    """The terminal to write on, and the log file that receives all other output meanwhile.
 
     File descriptors are replaced, not `sys.stdout`, so that Spark's Java and other children are
-    quiet too, unless the run is to be verbose. Dagster reads this folder's dagster.yaml then on.
+    quiet too; nothing is replaced with `verbose`. From here on, Dagster reads this folder's
+    dagster.yaml.
     """
     use_this_folders_history()
     log_path = LOG_FOLDER / f"run-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
@@ -305,24 +306,26 @@ def _terminal(verbose: bool = False) -> Iterator[tuple[TextIO, Path]]:
         yield sys.stdout, log_path
         return
     make_private(log_path.parent)
+    # Lines that are still buffered belong on the terminal.
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
+    descriptors = os.dup(1), os.dup(2)
     with log_path.open("w") as log, os.fdopen(os.dup(1), "w") as terminal:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         try:
             yield terminal, log_path
         finally:
+            # Lines that are still buffered belong in the log.
             sys.stdout.flush()
             sys.stderr.flush()
-            for number, descriptor in enumerate(kept, start=1):
+            for number, descriptor in enumerate(descriptors, start=1):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
 
 
 WORDS = ("settings", "verdict")
-"""Columns that are no numbers."""
+"""Columns that hold words, not numbers."""
 
 
 def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]:
@@ -337,7 +340,7 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     preflight(settings, is_judged=False)
     clean = session.record.find_current("clean_corpus")
     least, share = gate.minimum_documents, settings.clean_corpus.split.validation
-    # Where the split changes, nobody knows yet how many there will be.
+    # If the split changes, the number of documents is not yet known.
     is_known = clean and clean.manifest.settings["split"]["validation"] == share
     documents = clean.stats["splits"].get("validation", 0) if clean and is_known else least
     if documents < least and not any(key.startswith("clean_corpus.") for key in changes):
@@ -353,17 +356,17 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
 
 
 def _try(settings: PipelineSettings, trial: str, quiet: bool) -> TrialResult:
-    ended, _ = _run_in_this_process(settings, [ASSET], partition=trial, quiet=quiet)
-    for event in ended.filter_events(lambda event: event.is_step_failure):
+    result, _ = _run_in_this_process(settings, [ASSET], partition=trial, quiet=quiet)
+    for event in result.filter_events(lambda event: event.is_step_failure):
         reason = failure_reason(event.step_failure_data)
         return TrialResult(trial=trial, verdict="failed", reason=reason)
-    (made,) = ended.asset_materializations_for_node(settings.dagster_name(ASSET))
-    return TrialResult.model_validate(made.metadata[RESULT].value)
+    (materialization,) = result.asset_materializations_for_node(settings.dagster_name(ASSET))
+    return TrialResult.model_validate(materialization.metadata[RESULT].value)
 
 
 def print_results(console: Console, results: list[TrialResult]) -> None:
     """The table, and what its figures are."""
-    columns = COLUMNS if any(one.cost is not None for one in results) else COLUMNS[:-1]
+    columns = COLUMNS if any(result.cost is not None for result in results) else COLUMNS[:-1]
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in columns:
         side: JustifyMethod = "left" if name in WORDS else "right"

@@ -69,7 +69,7 @@ def print_summary(
     console.print(table, highlight=False)
     _print_request(console, endpoint, current["eval_metrics"], settings.platform == "local")
     _print_samples(console, current["eval_metrics"], record.find_current("exam"))
-    times = ", ".join(f"{stage} {took:.0f} s" for stage, took in stages.items())
+    times = ", ".join(f"{stage} {duration:.0f} s" for stage, duration in stages.items())
     console.print(f"\n{times or 'Everything is up to date.'}", style="dim", highlight=False)
     console.print(
         f"Done in {format_duration(seconds)}.\nAsk, trace, decide: [bold]llm-assets board[/]. "
@@ -79,7 +79,7 @@ def print_summary(
 
 
 def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
-    """What became of the text: a label and a sentence each, no document unaccounted for."""
+    """What became of the text: a label and a sentence each, with every document accounted for."""
     dropped, stats = clean.stats["dropped"], shards.stats
     reasons = [f"{reason.replace('_', ' ')} {count:,}" for reason, count in dropped.items()]
     tokens = sum(stats["tokens"][split] for split in SPLITS)
@@ -105,7 +105,7 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
 
 
 def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
-    """What was found and is not in the corpus; nothing where there is none."""
+    """What was found but is not in the corpus; empty if there is no such thing."""
     stats = raw.stats
     kinds = (("not read", stats["unread"]), ("decoded", stats.get("decoded", {})))
     lines = [
@@ -121,16 +121,17 @@ def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
 
 
 def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, str]]:
-    """What it did to text that it did not read, its loss, and how often its own text was read.
+    """The effect on text that was not trained on, the loss, and how often the training text was
+    read.
 
-    Text that is replayed does not count as its own.
+    Replayed text does not count as training text.
     """
     stats = checkpoint.stats
     before, after = (number(stats["validation"][end]) for end in ("start", "end"))
-    # Of another text are those that were replayed; of tokens, many recipes train on few.
-    own = stats["samples_seen"] - stats["samples_replayed"]
-    share = own / max(1, shards.stats["rows"]["train"])
-    read = f"{share:.1%} of" if share < 1 else f"{share:.1f} passes over"
+    # In rows, without those replayed: of their tokens, many recipes train only on a few.
+    own_rows = stats["samples_seen"] - stats["samples_replayed"]
+    share = own_rows / max(1, shards.stats["rows"]["train"])
+    coverage = f"{share:.1%} of" if share < 1 else f"{share:.1f} passes over"
     return [
         (
             "training",
@@ -138,7 +139,7 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
             f"{before} -> {after} {stats['validation_unit']}",
         ),
         ("training loss", loss_line(read_metrics(checkpoint.url))),
-        ("coverage", f"{read} the training text (`checkpoint.budget`)"),
+        ("coverage", f"{coverage} the training text (`checkpoint.budget`)"),
     ]
 
 
@@ -146,23 +147,25 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     metrics, metric = evaluation.stats["metrics"], Metric.model_validate(evaluation.stats["metric"])
     lines = []
     for label, task in (("held-out text", "held_out"), ("general text", "general")):
-        measured = metric.of(task)
-        name = f"{task}_{measured.name}"
+        task_metric = metric.of(task)
+        name = f"{task}_{task_metric.name}"
         if name not in metrics:
             continue
         base, candidate = (
             metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
         )
         change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
-        on = _on_documents(evaluation) if task == "held_out" else ""
-        lines.append((label, f"{number(base)} -> {number(candidate)} {measured.unit}{change}{on}"))
+        basis = _on_documents(evaluation) if task == "held_out" else ""
+        lines.append(
+            (label, f"{number(base)} -> {number(candidate)} {task_metric.unit}{change}{basis}")
+        )
     return lines
 
 
 def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
-    """The rivals' shares of right answers, and what training buys; nothing without an exam."""
-    judged = evaluation.stats.get("exam")
-    if not judged:
+    """The models' shares of right answers, and what training buys; empty without an exam."""
+    exam = evaluation.stats.get("exam")
+    if not exam:
         return []
     shares = [
         f"{condition} {base:.0%} -> {candidate:.0%}"
@@ -172,18 +175,18 @@ def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     return [
         (
             "exam",
-            f"{judged['facts']} facts, correct answers, base -> new model: {', '.join(shares)}",
+            f"{exam['facts']} facts, correct answers, base -> new model: {', '.join(shares)}",
         ),
-        ("training buys", judged["sentence"]),
+        ("training buys", exam["sentence"]),
     ]
 
 
 def _on_documents(evaluation: Artifact) -> str:
-    """How many held-out documents were measured: the first of them may have been enough."""
+    """How many held-out documents were measured: the first rounds may have been enough."""
     rounds = Rounds.model_validate(evaluation.stats["rounds"])
     early = rounds.measured < rounds.planned
-    decided = f": round {rounds.measured} of {rounds.planned} decided" if early else ""
-    return f", on {evaluation.stats['documents']['held_out']:,} documents{decided}"
+    round_note = f": round {rounds.measured} of {rounds.planned} decided" if early else ""
+    return f", on {evaluation.stats['documents']['held_out']:,} documents{round_note}"
 
 
 def _verdict_lines(
@@ -191,12 +194,12 @@ def _verdict_lines(
 ) -> list[tuple[str, str]]:
     promoted = version.stats["promoted"]
     color = "green" if outcome == "promoted" else "yellow"
-    told = "rejected, the incumbent stays" if outcome == "rejected" else outcome
+    label = "rejected, the incumbent stays" if outcome == "rejected" else outcome
     reasons = escape(" ".join(version.stats["reasons"]))
-    lines = [("verdict", f"[{color}]{escape(told)}[/]. {reasons}")]
-    # With fewer an experiment comes to no verdict.
-    enough = settings.model_version.gate.minimum_documents
-    can_compare = shards.stats["documents"]["validation"] >= enough
+    lines = [("verdict", f"[{color}]{escape(label)}[/]. {reasons}")]
+    # With fewer validation documents, an experiment reaches no verdict.
+    least_documents = settings.model_version.gate.minimum_documents
+    can_compare = shards.stats["documents"]["validation"] >= least_documents
     trials = trials_after(read_verdict(version), settings.checkpoint)
     if not promoted and can_compare and trials:
         lines.append(("to try", f"three other training runs, to compare: {escape(trials)}"))
@@ -204,31 +207,33 @@ def _verdict_lines(
 
 
 TOO_MUCH = {Outcome.CHANCE, Outcome.NOT_FINITE, Outcome.GENERAL_REGRESSION}
-"""What too large steps do: a model that diverged, or lost what it knew."""
+"""What too large steps cause: a model that diverged, or that lost what it knew."""
 TOO_LITTLE = {Outcome.NOT_BETTER, Outcome.TIE}
 
 
 def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
     """The command that tries what most likely helps a training that was rejected.
 
-    The learning rate comes first: of all settings it is the one that a new text and model decide
-    most. Where too little was learnt, each rate has twice the training, too.
+    The learning rate comes first, since of all settings it depends most on the text and the model.
+    If too little was learned, each rate also gets twice the training.
 
     Returns:
         None where other settings would not help, as with too few documents.
     """
     outcomes = {reason.outcome for reason in verdict.reasons}
     if outcomes & TOO_MUCH:
-        factors, more = (1 / 3, 1 / 10, 1 / 30), ""
+        factors, budget_option = (1 / 3, 1 / 10, 1 / 30), ""
     elif outcomes & TOO_LITTLE:
-        factors, more = (1, 3, 1 / 3), ""
+        factors, budget_option = (1, 3, 1 / 3), ""
         for name in BUDGETS:
             if amount := getattr(training.budget, name):
-                more = f" --set checkpoint.budget.{name}={2 * amount:g}"
+                budget_option = f" --set checkpoint.budget.{name}={2 * amount:g}"
     else:
         return None
-    rates = ",".join(f"{min(1, training.optimizer.learning_rate * one):.2g}" for one in factors)
-    return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{more}"
+    rates = ",".join(
+        f"{min(1, training.optimizer.learning_rate * factor):.2g}" for factor in factors
+    )
+    return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{budget_option}"
 
 
 PROMPT_CHARACTERS = 80
@@ -239,7 +244,7 @@ def _print_request(
 ) -> None:
     """A line to paste into a shell, unbroken at any width, and how to trace the answer.
 
-    Of a local endpoint's answers the headers are shown, which have the request's id.
+    For a local endpoint, the headers of the answer are shown: they have the request's id.
     """
     samples = read_samples(evaluation).get("candidate")
     start = " ".join(samples[0]["prompt"].split()) if samples else "This function returns"
@@ -253,31 +258,31 @@ def _print_request(
     console.print()
     console.print(escape(line), soft_wrap=True, highlight=False)
     if is_local:
-        told = "The training text behind the answer, by its x-request-id"
-        console.print(f"{told}: [bold]llm-assets trace --request ID[/]", highlight=False)
+        hint = "The training text behind the answer, by its x-request-id"
+        console.print(f"{hint}: [bold]llm-assets trace --request ID[/]", highlight=False)
 
 
 def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None) -> None:
-    """What both models say in their own words: of answers to the exam the first sentence of each,
-    without an exam all that follows on one text."""
+    """What both models say in their own words: the first sentence of each answer to the exam, or,
+    without an exam, their continuations of one text."""
     samples = read_samples(evaluation)
     if not samples.get("base") or not samples.get("candidate"):
         return
     pairs = zip(samples["base"], samples["candidate"], strict=True)
     rows: list[tuple[str, ...]]
     if exam and evaluation.stats.get("exam"):
-        title, asked = "exam questions, answered in the models' own words", "question"
-        right = {one["id"]: one["value"] for one in read_questions(exam.path)}
+        title, heading = "exam questions, answered in the models' own words", "question"
+        right = {question["id"]: question["value"] for question in read_questions(exam.path)}
         rows = [
             (one["prompt"], *map(_first_sentence, (one, other)), right.get(one["document"], ""))
             for one, other in pairs
         ]
     else:
-        title, asked = "a text, continued in the models' own words", "text"
+        title, heading = "a text, continued in the models' own words", "text"
         one, other = next(pairs)
         rows = [(_short(one["prompt"], 90), one["completion"].strip(), other["completion"].strip())]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    columns = ((asked, 3, ""), ("base model", 2, "dim"), ("new model", 2, ""), ("correct", 1, ""))
+    columns = ((heading, 3, ""), ("base model", 2, "dim"), ("new model", 2, ""), ("correct", 1, ""))
     for name, ratio, style in columns[: len(rows[0])]:
         table.add_column(name, ratio=ratio, overflow="fold", style=style)
     for cells in rows:

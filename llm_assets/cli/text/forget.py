@@ -67,7 +67,7 @@ from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, text_hash
 
 DROPPED = "dropped"
-"""In place of the split of a text that is in no corpus."""
+"""The split of a text that is in no corpus."""
 JUDGED = ("eval_metrics", "model_version", "endpoint")
 
 
@@ -78,35 +78,37 @@ class ForgetPlan:
     entries: list[ForgottenDocument]
     """Each document, its copies after it, and then those that hold its text."""
     splits: dict[str | None, str] = field(default_factory=dict)
-    """Of texts, by their hash; those forgotten before are not among them."""
+    """Split of each text, by its hash, without texts that were forgotten before."""
     signatures: Signatures = field(default_factory=dict)
     """Of the texts that are new on the list."""
     undecided: list[str] = field(default_factory=list)
-    """Why a person has to say what becomes of documents that hold a text."""
+    """Why a person has to decide about documents that contain a text."""
 
     @property
     def digest(self) -> str:
-        """Names the documents and texts, so that another plan is known from this one."""
-        rows = sorted([one.id, one.text_hash or "", one.survivor or ""] for one in self.entries)
+        """Identifies the documents and texts, so that a changed plan is noticed."""
+        rows = sorted(
+            [entry.id, entry.text_hash or "", entry.survivor or ""] for entry in self.entries
+        )
         return hash_json({"entries": rows})
 
 
 def find_documents(session: Session, identifiers: Sequence[str], source: str | None) -> list[str]:
     """The ids that are named; raises UserError where there are none."""
-    found = [one for one in identifiers if one.strip()]
+    ids = [identifier for identifier in identifiers if identifier.strip()]
     if source:
         clean = session.record.current("clean_corpus")
-        found += _ids_of(session, clean, pc.field("source") == source)
-        listed = read_list(session.record.store, session.settings.name).active
-        found += [one.id for one in listed if one.source == source and one.text_hash]
-        if not found:
+        ids += _ids_of(session, clean, pc.field("source") == source)
+        active = read_list(session.record.store, session.settings.name).active
+        ids += [entry.id for entry in active if entry.source == source and entry.text_hash]
+        if not ids:
             raise UserError(f"There is no document from the source {source!r}, now or before.")
-    if not found:
+    if not ids:
         raise UserError("Name what to forget: ids, --file PATH with one id per line, or --source.")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(ids))
 
 
-def _ids_of(session: Session, clean: Artifact, chosen: pc.Expression) -> list[str]:
+def _ids_of(session: Session, clean: Artifact, condition: pc.Expression) -> list[str]:
     """The ids of a clean corpus's chosen documents, by `id` and `source`.
 
     What cleaning dropped is in the raw corpus alone; what has left is in the record.
@@ -114,7 +116,7 @@ def _ids_of(session: Session, clean: Artifact, chosen: pc.Expression) -> list[st
     raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
     folders = [clean.url, f"{clean.url}/{PAST_FOLDER}", *([raw.url] if raw else [])]
     documents = open_parts(folders, ["id", "source"])
-    return list(documents.to_table(filter=chosen)["id"].to_pylist())
+    return list(documents.to_table(filter=condition)["id"].to_pylist())
 
 
 def forget(
@@ -126,12 +128,12 @@ def forget(
     report: Report,
     digest: str | None = None,
 ) -> None:
-    """List what would go, and with `yes` forget it. Killed and called again, it goes on.
+    """List what would be forgotten, and with `yes` forget it. A killed call can be repeated.
 
     Args:
-        similar: what becomes of documents that hold the texts, where these are short or in many.
-        digest: of the plan that a person has seen, the only one that may be done; without `yes`,
-            anything has it said. None where nobody asks.
+        similar: what becomes of other documents with the texts, if these are short or common.
+        digest: of the plan that a person has seen, the only one that is carried out; without `yes`,
+            any value has the digest reported. None if nobody compares plans.
 
     Raises:
         UserError: a document is unknown, something is being made that may hold one, a person has to
@@ -161,29 +163,33 @@ def forget(
         )
     file = None
     if plan.signatures:
-        # Before the list, which names the file.
+        # Written before the list, which names this file.
         file = write_signatures(forgotten_folder(record.store, pipeline), plan.signatures)
     entries = [
-        one.model_copy(update={"signature": file}) if one.text_hash in plan.signatures else one
-        for one in plan.entries
+        entry.model_copy(update={"signature": file})
+        if entry.text_hash in plan.signatures
+        else entry
+        for entry in plan.entries
     ]
-    # Before all else: killed from here on, nothing is made with the texts any more.
+    # Before everything else: even if this is killed, nothing new is built with the texts.
     add_to_list(record.store, pipeline, entries)
-    ids = {one.id for one in entries}
+    ids = {entry.id for entry in entries}
     if similar:
-        change_documents(record.store, pipeline, lambda one: one.id in ids, similar=similar)
+        change_documents(
+            record.store, pipeline, lambda document: document.id in ids, similar=similar
+        )
     report("No corpus built from now on contains them. Remove them from your sources as well.")
-    texts = [one.text_hash for one in entries if one.text_hash]
+    texts = [entry.text_hash for entry in entries if entry.text_hash]
     _retrain(session, texts, decision, report)
     _refuse_while_making(session)
     erase(record, session.registry.state(), read_list(record.store, pipeline), report)
     state = session.registry.state()
-    entries = [one for one in read_list(record.store, pipeline).active if one.id in ids]
-    search, found = search_again(record, state, entries, True, report)
-    if found.num_rows:
+    entries = [entry for entry in read_list(record.store, pipeline).active if entry.id in ids]
+    search, holders = search_again(record, state, entries, True, report)
+    if holders.num_rows:
         report(
-            f"{found.num_rows:,} documents in earlier corpora still contain their text, as the "
-            f"certificate states: {tell_similar(found)}. To forget these too, name them."
+            f"{holders.num_rows:,} documents in earlier corpora still contain their text, as the "
+            f"certificate states: {tell_similar(holders)}. To forget these too, name them."
         )
     key = Path(session.settings.forgetting.signing_key)
     place = f"{record.store.root}/{issue(record, state, entries, search, key)}"
@@ -197,7 +203,7 @@ def undo(
     yes: bool,
     report: Report,
 ) -> None:
-    """List forgotten documents that are wanted again, and with `yes` let them come back.
+    """List forgotten documents that are wanted again, and with `yes` let them return.
 
     Raises:
         UserError: one is not forgotten, or something is being made.
@@ -206,19 +212,19 @@ def undo(
     _refuse_while_making(session)
     active = read_list(record.store, pipeline).active
     for identifier in identifiers:
-        if not any(one.id == identifier for one in active):
+        if not any(entry.id == identifier for entry in active):
             raise UserError(
                 f"{identifier!r} is not forgotten: `llm-assets document {identifier}` says what "
                 "became of it."
             )
-    for one in active:
-        if one.belongs_to(identifiers):
-            report(str(one))
+    for entry in active:
+        if entry.belongs_to(identifiers):
+            report(str(entry))
     if not yes:
         report("Nothing was done. To let these come back, run the same command with --yes")
         return
     change_documents(
-        record.store, pipeline, lambda one: one.belongs_to(identifiers), undone=decision
+        record.store, pipeline, lambda document: document.belongs_to(identifiers), undone=decision
     )
     raw = record.find_current("raw_corpus")
     if raw and REWRITTEN in raw.manifest.provenance:
@@ -263,7 +269,9 @@ def verify(
         )
     findings = list(examine(record, session.registry.state(), stated, lambda line: None))
     if retrain:
-        findings += [train_again(record.store, one, report) for one in stated.replaced]
+        findings += [
+            train_again(record.store, replacement, report) for replacement in stated.replaced
+        ]
     for holds, text in findings:
         report(f"{'ok      ' if holds else 'UNKNOWN ' if holds is None else 'PROBLEM '} {text}")
     return all(holds is not False for holds, _ in findings)
@@ -276,49 +284,51 @@ def _plan(
     similar: Similar | None,
     report: Report,
 ) -> ForgetPlan:
-    """Documents by their ids, those forgotten before as the list has them, and what goes with them.
+    """Plan from ids: entries that the list has already, new documents, and what goes with them.
 
-    What was forgotten before is known by the hashes of its texts, too, since another row may have a
-    row's number by now.
+    Texts forgotten before are also known by their hashes, since a row's number may belong to
+    another row by now.
 
     Raises:
         UserError: the corpus and the list know no such document.
     """
     active = read_list(session.record.store, session.settings.name).active
-    known = {one.id: one.survivor or one.id for one in active}
-    named = {one.id for one in active if one.similarity is None and not one.numbered}
-    held = [one for one in identifiers if one in known and one not in named]
-    back = _back_in_a_corpus(session, held)
-    hashes = {one.text_hash: one.survivor or one.id for one in active if one.text_hash}
-    listed = hashes | known
-    new = [one for one in identifiers if one not in listed or one in back]
-    decided = {*identifiers}.difference(new)
-    owners = {listed[one] for one in decided}
-    # One text may have been forgotten with several documents.
-    owners |= {one.survivor or one.id for one in active if one.text_hash in decided}
-    plan = ForgetPlan([one for one in active if one.belongs_to(owners)])
-    if not new:
+    owner_of = {entry.id: entry.survivor or entry.id for entry in active}
+    named_ids = {entry.id for entry in active if entry.similarity is None and not entry.numbered}
+    held_ids = [name for name in identifiers if name in owner_of and name not in named_ids]
+    back = _back_in_a_corpus(session, held_ids)
+    hashes = {entry.text_hash: entry.survivor or entry.id for entry in active if entry.text_hash}
+    owner_by_name = hashes | owner_of
+    new_ids = [name for name in identifiers if name not in owner_by_name or name in back]
+    listed_ids = {*identifiers}.difference(new_ids)
+    owners = {owner_by_name[name] for name in listed_ids}
+    # The same text may have been forgotten with several documents.
+    owners |= {entry.survivor or entry.id for entry in active if entry.text_hash in listed_ids}
+    plan = ForgetPlan([entry for entry in active if entry.belongs_to(owners)])
+    if not new_ids:
         return plan
     clean = session.record.current("clean_corpus")
     raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
-    documents, copies = _look_up(clean, raw, new, session.settings.clean_corpus)
+    documents, copies = _look_up(clean, raw, new_ids, session.settings.clean_corpus)
     rows = [row for texts in documents.values() for row in texts]
     plan.splits = {row["text_hash"]: row["split"] for row in rows}
     signatures = _sign(rows, 0)
-    enough = 0 if similar == "drop" else FEWEST_NGRAMS
-    plan.signatures = {text: one for text, one in signatures.items() if len(one) >= enough}
+    fewest = 0 if similar == "drop" else FEWEST_NGRAMS
+    plan.signatures = {
+        text: signature for text, signature in signatures.items() if len(signature) >= fewest
+    }
     state = session.registry.state()
-    derived = find_derived(session.record, state, {*documents, *new})
-    made = [row for texts in derived.values() for row in texts]
-    plan.signatures |= _sign(made, FEWEST_NGRAMS)
-    searched = [
+    derived = find_derived(session.record, state, {*documents, *new_ids})
+    derived_rows = [row for texts in derived.values() for row in texts]
+    plan.signatures |= _sign(derived_rows, FEWEST_NGRAMS)
+    searched_texts = [
         ForgottenText(id=row["id"], text_hash=row["text_hash"])
-        for row in [*rows, *made]
+        for row in [*rows, *derived_rows]
         if row["text_hash"] in plan.signatures
     ]
-    found = search_corpora(session.record.store, [clean], searched, plan.signatures, report)
+    matches = search_corpora(session.record.store, [clean], searched_texts, plan.signatures, report)
     holders: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in found.to_pylist():
+    for row in matches.to_pylist():
         if row["text_hash"] not in plan.splits:
             holders[document_of(row.pop("forgotten"))].append(row)
 
@@ -328,17 +338,17 @@ def _plan(
         same |= decision.model_dump() | {"similar": similar}
         fields = ForgottenDocument.model_fields
         for row in rows:
-            given = {k: row[k] for k in row if k in fields} | same
-            # A near copy, whose own text is not on record, is kept out by its id all the same; the
-            # text of an exact one is, though not its source.
-            is_known = is_exact or given["text_hash"] is not None
-            sources = numbers_rows if is_exact else numbers_rows & {given["source"]}
-            numbered = is_known and any(is_row_number(given["id"], one) for one in sources)
-            plan.entries.append(ForgottenDocument.model_validate(given | {"numbered": numbered}))
+            values = {k: row[k] for k in row if k in fields} | same
+            # A near copy's own text is not on record, so it is kept out by its id; an exact copy's
+            # text is, but not its source.
+            is_known = is_exact or values["text_hash"] is not None
+            sources = numbers_rows if is_exact else numbers_rows & {values["source"]}
+            numbered = is_known and any(is_row_number(values["id"], source) for source in sources)
+            plan.entries.append(ForgottenDocument.model_validate(values | {"numbered": numbered}))
 
     holding = [row["id"] for rows in holders.values() for row in rows]
     derived |= find_derived(session.record, state, holding)
-    plan.signatures |= _sign([row for one in holding for row in derived[one]], FEWEST_NGRAMS)
+    plan.signatures |= _sign([row for holder in holding for row in derived[holder]], FEWEST_NGRAMS)
     for identifier, texts in documents.items():
         enter(texts)
         enter(derived[identifier], survivor=identifier)
@@ -355,14 +365,14 @@ def _plan(
                 enter(derived[row["id"]], survivor=identifier)
         if similar is None and texts:
             longest = max(len(signatures[row["text_hash"]]) for row in texts)
-            # Of a short one that was dropped nobody is asked, or it could not be forgotten.
+            # A short text that was dropped raises no question: it is in no corpus to compare with.
             longest = FEWEST_NGRAMS if texts[0]["split"] == DROPPED else longest
             plan.undecided += _why_undecided(identifier, longest, len(holders[identifier]))
     return plan
 
 
 def _back_in_a_corpus(session: Session, identifiers: Sequence[str]) -> set[str]:
-    """Which of these, forgotten for a text that they held, a corpus has again, with another."""
+    """Those whose text was forgotten but which a corpus contains again, with another text."""
     clean = session.record.find_current("clean_corpus")
     if clean is None or not identifiers:
         return set()
@@ -370,9 +380,9 @@ def _back_in_a_corpus(session: Session, identifiers: Sequence[str]) -> set[str]:
 
 
 def _sign(rows: Sequence[dict[str, Any]], fewest: int) -> Signatures:
-    """The signatures of the rows' texts that have so many n-grams."""
+    """The signatures of those texts that have at least `fewest` n-grams."""
     signatures = sign({row["text_hash"]: row["text"] for row in rows})
-    return {text: one for text, one in signatures.items() if len(one) >= fewest}
+    return {text: signature for text, signature in signatures.items() if len(signature) >= fewest}
 
 
 def _look_up(
@@ -381,29 +391,34 @@ def _look_up(
     identifiers: Sequence[str],
     settings: CleanCorpusSettings,
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
-    """Documents with their text and earlier ones, as a corpus and its record have them.
+    """Documents with their current and earlier texts, as a corpus and its record have them.
 
     Returns:
-        Id to `id`, `source`, `split`, `text_hash` and `text` of each text, the first id being that
-        of the survivor for a copy, whose own earlier texts are among them; the split is `DROPPED`
-        for a document that cleaning dropped for itself.
-        And id to rows of `decider.DUPLICATE_SCHEMA`, its copies.
+        Id to `id`, `source`, `split`, `text_hash` and `text` of each text; a copy is found under
+        the id of its survivor, with its own earlier texts. The split is `DROPPED` for a document
+        that cleaning dropped for other reasons than duplication. And id to rows of
+        `decider.DUPLICATE_SCHEMA`, its copies.
     """
-    dropped = find_duplicates(clean.url, "id", pa.array(identifiers, pa.string())).to_pylist()
-    kept = pa.array(sorted({*identifiers, *(row["survivor"] for row in dropped)}), pa.string())
+    duplicates = find_duplicates(clean.url, "id", pa.array(identifiers, pa.string())).to_pylist()
+    survivor_ids = pa.array(
+        sorted({*identifiers, *(row["survivor"] for row in duplicates)}), pa.string()
+    )
     copies: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in find_duplicates(clean.url, "survivor", kept).to_pylist():
+    for row in find_duplicates(clean.url, "survivor", survivor_ids).to_pylist():
         copies[row["survivor"]].append(row)
     survivors = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
-    found: dict[str, list[dict[str, Any]]] = {survivors.get(one, one): [] for one in identifiers}
+    documents: dict[str, list[dict[str, Any]]] = {
+        survivors.get(name, name): [] for name in identifiers
+    }
     columns = ["id", "source", "split", "text_hash", "text"]
     record = open_parts([clean.url, f"{clean.url}/{PAST_FOLDER}"], columns)
-    wanted = pc.field("id").isin(list({*found, *identifiers}))
-    for row in record.to_table(filter=wanted).to_pylist():
-        # A copy had a text of its own where it was no copy yet.
-        found[survivors.get(row["id"], row["id"])].append(row)
-    missing = {one for one, texts in found.items() if not texts}
+    condition = pc.field("id").isin(list({*documents, *identifiers}))
+    for row in record.to_table(filter=condition).to_pylist():
+        # A copy has a text of its own from the time before it was one.
+        documents[survivors.get(row["id"], row["id"])].append(row)
+    missing = {name for name, texts in documents.items() if not texts}
     raw_parts = find_parts(raw.url, RAW_COLUMNS, "raw_corpus") if raw and missing else []
+    # Cleaned without the filters that dropped it, but otherwise the same, so that the hashes agree.
     apart = {"quality_filters": [], "classifiers": [], "minimum_characters": 1}
     as_kept = settings.model_copy(update=apart)
     for part in raw_parts:
@@ -414,7 +429,7 @@ def _look_up(
                 missing.discard(row["id"])
                 if row["text"]:
                     row |= {"split": DROPPED, "text_hash": text_hash(fold(row["text"]))}
-                    found[row["id"]].append(row)
+                    documents[row["id"]].append(row)
     for identifier in identifiers:
         if survivors.get(identifier, identifier) in missing:
             raise UserError(
@@ -422,7 +437,7 @@ def _look_up(
                 "dropped, now or before. Check the id: `llm-assets trace --text WORDS` names "
                 "documents that the serving version was trained on."
             )
-    return found, copies
+    return documents, copies
 
 
 def _why_undecided(document: str, ngrams: int, holders: int) -> list[str]:
@@ -438,40 +453,42 @@ def _why_undecided(document: str, ngrams: int, holders: int) -> list[str]:
 
 def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
     runs = all_runs(session.record.store, session.registry.state())
-    kept = [
-        one.model_dump() | {"split": plan.splits.get(one.text_hash, "")}
-        for one in plan.entries
-        if one.text_hash
+    texts = [
+        entry.model_dump() | {"split": plan.splits.get(entry.text_hash, "")}
+        for entry in plan.entries
+        if entry.text_hash
     ]
-    exposed = iter(exposures(runs, kept))
-    for one in plan.entries:
-        if one.text_hash is None and one.survivor is None:
-            report(f"{shown_in_line(one.id)}: dropped by cleaning; its text was in no clean corpus")
-        elif one.text_hash is None:
-            report(f"  with it, its copy {shown_in_line(one.id)}")
-        elif one.survivor and one.similarity is None:
+    exposed = iter(exposures(runs, texts))
+    for entry in plan.entries:
+        if entry.text_hash is None and entry.survivor is None:
+            report(
+                f"{shown_in_line(entry.id)}: dropped by cleaning; its text was in no clean corpus"
+            )
+        elif entry.text_hash is None:
+            report(f"  with it, its copy {shown_in_line(entry.id)}")
+        elif entry.survivor and entry.similarity is None:
             report(f"  with it, a text made from it: {next(exposed)}")
-        elif one.survivor:
-            report(f"  with it, a document with its text ({one.similarity:.0%}): {next(exposed)}")
-        elif plan.splits.get(one.text_hash) == DROPPED:
+        elif entry.survivor:
+            report(f"  with it, a document with its text ({entry.similarity:.0%}): {next(exposed)}")
+        elif plan.splits.get(entry.text_hash) == DROPPED:
             name = shown_in_line(next(exposed).document)
             report(f"{name}: dropped by cleaning; its text was in no clean corpus")
         else:
             report(str(next(exposed)))
-            if plan.splits.get(one.text_hash) == "held_out":
+            if plan.splits.get(entry.text_hash) == "held_out":
                 report("  It is held out: models are compared without it from now on.")
 
 
 def _retrain(
     session: Session, texts: Sequence[str], decision: ForgetDecision, report: Report
 ) -> None:
-    """Make what serves once more without the texts, and withdraw every version that read them."""
+    """Repeat the training of the served version without the texts; withdraw all that read them."""
     state = session.registry.state()
-    affected = [one.version for one in readings(session.record.store, state, texts)]
-    for version, unknown in find_doubtful(session.record.store, state, affected).items():
+    affected = [reading.version for reading in readings(session.record.store, state, texts)]
+    for version, unrecorded in find_doubtful(session.record.store, state, affected).items():
         report(
             f"Version {version} may have been trained on them: there is no record of "
-            f"{', '.join(unknown)}. `llm-assets reject {version} --reason REASON` keeps it from "
+            f"{', '.join(unrecorded)}. `llm-assets reject {version} --reason REASON` keeps it from "
             "serving."
         )
     if not affected:
@@ -485,7 +502,7 @@ def _retrain(
         try:
             check_replay(session.record.store, runs, forgotten)
         except UserError as error:
-            # Whether or not it can be replaced, it is to serve no longer.
+            # Even if it cannot be replaced, it must no longer serve.
             _withdraw(session, affected, decision, report)
             report(str(error))
             if session.serving.serves(session.settings):
@@ -501,7 +518,7 @@ def _retrain(
         materialize_assets(session.settings, JUDGED)
         report("Done: `llm-assets versions` shows what serves.")
     elif state.champion is not None and state.find("champion") != state.find("wanted"):
-        # An earlier call was interrupted.
+        # An earlier call was interrupted before the endpoint had followed.
         _serve_wanted(session, report)
 
 
@@ -510,7 +527,7 @@ def _serve_wanted(session: Session, report: Report) -> None:
     try:
         materialize_assets(session.settings, ["endpoint"])
     except UserError as error:
-        # The text is erased all the same.
+        # Only a warning: the text is erased in any case.
         report(
             f"{error}\nThe withdrawn version serves until another one does. To serve the base "
             "model instead: llm-assets approve 0 --reason REASON. To serve nothing: llm-assets stop"
@@ -522,17 +539,19 @@ def _withdraw(
 ) -> None:
     state = session.registry.state()
     versions = [state.get(number) for number in affected]
-    new = [one for one in versions if not state.is_rejected(one.weights)]
-    for one in new:
-        why = f"withdrawn, it was trained on forgotten text: {decision.reason}"
-        session.registry.reject(one.version, decision.by, why)
-    gone = [WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions]
-    add_to_list(session.record.store, session.settings.name, withdrawn=gone)
+    new = [entry for entry in versions if not state.is_rejected(entry.weights)]
+    for entry in new:
+        reason = f"withdrawn, it was trained on forgotten text: {decision.reason}"
+        session.registry.reject(entry.version, decision.by, reason)
+    withdrawals = [
+        WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions
+    ]
+    add_to_list(session.record.store, session.settings.name, withdrawn=withdrawals)
     if not new:
         report("Every version trained on them has already been withdrawn or rejected.")
         return
     report(
-        f"Withdrawn: version {', '.join(str(one.version) for one in new)}. Cleaning, such as "
+        f"Withdrawn: version {', '.join(str(entry.version) for entry in new)}. Cleaning, such as "
         "`llm-assets clean --yes`, deletes the weights after "
         f"{session.settings.forgetting.grace_days:g} days (`forgetting.grace_days`)."
     )
@@ -542,7 +561,7 @@ def _is_made_and_not_judged(session: Session) -> bool:
     """Whether an earlier call was interrupted before the gate judged what it had made."""
     state = session.registry.state()
     current = session.record.find_current("checkpoint")
-    registered = {one.model_fingerprint for one in state.versions}
+    registered = {version.model_fingerprint for version in state.versions}
     return bool(
         current
         and MASKED_INPUT in current.manifest.inputs

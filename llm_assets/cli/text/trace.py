@@ -21,29 +21,29 @@ def tell_version(
     """Say what stands behind a version, and what it was trained on of a piece of text."""
     store, state = session.record.store, session.registry.state()
     version = state.get(number)
-    found = provenance.find_passages(store, state, version, text) if text is not None else None
+    hits = provenance.find_passages(store, state, version, text) if text is not None else None
     if as_json:
-        told: dict[str, Any] = provenance.explain_as_json(store, state, version)
-        report(json.dumps(told | (asdict(found) if found else {"documents": []}), indent=2))
+        explanation: dict[str, Any] = provenance.explain_as_json(store, state, version)
+        report(json.dumps(explanation | (asdict(hits) if hits else {"documents": []}), indent=2))
         return
-    if found is None:
+    if hits is None:
         report(shown(provenance.explain(store, state, version)))
         return
-    taught = sum(document.is_trained for document in found.documents)
-    if found.documents:
+    taught = sum(document.is_trained for document in hits.documents)
+    if hits.documents:
         report(
-            f"{len(found.documents):,} document(s) in the corpora behind version {number} contain "
+            f"{len(hits.documents):,} document(s) in the corpora behind version {number} contain "
             f"this text; the version was trained on {taught:,} of them."
         )
-    elif found.searched:
+    elif hits.searched:
         report(f"No document in the corpora behind version {number} contains this text.")
-    for document in found.documents[:DOCUMENTS_SHOWN]:
+    for document in hits.documents[:DOCUMENTS_SHOWN]:
         report(f"  {document}")
-    if len(found.documents) > DOCUMENTS_SHOWN:
-        report(f"  and {len(found.documents) - DOCUMENTS_SHOWN:,} more, which --json lists")
-    for gone in found.missing:
-        report(f"Not searched: {gone}.")
-    if found.missing:
+    if len(hits.documents) > DOCUMENTS_SHOWN:
+        report(f"  and {len(hits.documents) - DOCUMENTS_SHOWN:,} more, which --json lists")
+    for missing in hits.missing:
+        report(f"Not searched: {missing}.")
+    if hits.missing:
         report(KEEP)
 
 
@@ -57,29 +57,29 @@ def trace_answers(
     state = session.registry.state()
     quiet: Report = (lambda line: None) if as_json else report
     tracer = Tracer(session.record.store, quiet)
-    for one in asked:
-        found = tracer.trace(state, one.version, one.answer)
+    for answer in asked:
+        trace = tracer.trace(state, answer.version, answer.answer)
         if as_json:
-            report(json.dumps(asdict(found) | {"verdict": found.verdict, "share": found.share}))
+            report(json.dumps(asdict(trace) | {"verdict": trace.verdict, "share": trace.share}))
             continue
-        for line in told(found):
+        for line in told(trace):
             report(line)
 
 
 def told(found: Trace) -> Iterator[str]:
     """What was found, in lines for a terminal."""
-    trained = f"text that version {found.version} was trained on"
+    training_text = f"text that version {found.version} was trained on"
     if found.verbatim:
-        yield f"VERBATIM: {found.percent} of the answer occurs word for word in {trained}."
+        yield f"VERBATIM: {found.percent} of the answer occurs word for word in {training_text}."
     elif found.is_whole:
-        yield f"VERBATIM: the whole answer occurs in {trained}."
+        yield f"VERBATIM: the whole answer occurs in {training_text}."
     elif found.near:
         yield (
             f"NEAR: no {found.shortest} consecutive tokens of the answer occur word for word in "
-            f"{trained}; the documents below share distinctive words with it."
+            f"{training_text}; the documents below share distinctive words with it."
         )
     else:
-        yield f"NOTHING FOUND: nothing like this answer was found in {trained}."
+        yield f"NOTHING FOUND: nothing like this answer was found in {training_text}."
     if not found.verbatim and 0 < found.tokens < found.shortest:
         yield (
             f"The answer has {found.tokens} tokens, fewer than the minimum of {found.shortest}, so "
@@ -99,10 +99,10 @@ def told(found: Trace) -> Iterator[str]:
     if found.near:
         yield ""
         yield "Nearest training documents, by BM25 (similar words, not the same text):"
-        for near in found.near:
-            yield f"  score {near.score:.1f}"
-            yield from _source(near.source)
-    yield from (f"Not searched: {gone}." for gone in found.missing)
+        for match in found.near:
+            yield f"  score {match.score:.1f}"
+            yield from _source(match.source)
+    yield from (f"Not searched: {missing}." for missing in found.missing)
 
 
 def _source(source: Source) -> Iterator[str]:

@@ -26,13 +26,13 @@ QUOTA_KINDS = {
     "NVIDIA_H100_MEGA_80GB": "nvidia_h100_mega",
     "NVIDIA_H200_141GB": "nvidia_h200",
 }
-"""Accelerators whose quotas leave their memory out; all others are named like the accelerator."""
+"""Accelerators whose quotas leave out their memory; other quotas are named like the accelerator."""
 BUILD_CPUS = 8
-"""Of the machine that `images/cloudbuild.yaml` names."""
+"""CPUs of the machine in `images/cloudbuild.yaml`."""
 OUTSIDE_EU = ("europe-west2", "europe-west6")
 """London and Zurich, which the multi-region `eu` of Cloud Storage is without."""
 DISK_GB_PER_CORE = 100
-"""What Dataproc Serverless gives a batch that says nothing else (its page "Quotas")."""
+"""Dataproc Serverless' default for a batch (its page "Quotas")."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,18 @@ class Need:
     """The quota that they count against, by its name."""
     number: int
     offered: str
-    """What to ask oneself where the region has no such quota."""
+    """What to ask if the region has no such quota."""
     use: str = "are asked for"
 
 
-def _compare(settings: GoogleCloudSettings, need: Need, told: str, most: float) -> Finding:
-    """A need beside what quotas leave of it, and what was told of them."""
-    asked = f"{need.number} {need.use}"
-    if most >= need.number:
-        return Finding(need.key, True, f"{told}; {asked}")
-    text = f"{told}, and {asked}. Ask for more: {_quotas_page(settings)}"
+def _compare(
+    settings: GoogleCloudSettings, need: Need, limit_text: str, available: float
+) -> Finding:
+    """Whether quotas leave enough for a need; `available` is what they leave."""
+    demand = f"{need.number} {need.use}"
+    if available >= need.number:
+        return Finding(need.key, True, f"{limit_text}; {demand}")
+    text = f"{limit_text}, and {demand}. Ask for more: {_quotas_page(settings)}"
     return Finding(need.key, False, text)
 
 
@@ -88,19 +90,19 @@ def check_quotas(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]
             text = f"{need.metric} is not a quota of {settings.region}: {need.offered}"
             yield Finding(need.key, False, text)
         else:
-            told = f"{need.metric} allows {limit} in {settings.region}"
-            yield _compare(settings, need, told, limit)
+            limit_text = f"{need.metric} allows {limit} in {settings.region}"
+            yield _compare(settings, need, limit_text, limit)
 
 
 def needs(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Need]:
-    """What Vertex AI and Cloud Build need; a rollout has two versions side by side."""
+    """What Vertex AI and Cloud Build need; during a rollout, two versions run side by side."""
     training, evaluation, endpoint = settings.training, settings.evaluation, settings.endpoint
     if uses.runner == "google_cloud":
         yield from _need("training", "training", training, training.replicas)
         yield from _need("evaluation", "training", evaluation, 1)
     if uses.serves:
-        beside = max(2 * endpoint.minimum_replicas, endpoint.maximum_replicas)
-        yield from _need("endpoint", "serving", endpoint, beside)
+        replicas = max(2 * endpoint.minimum_replicas, endpoint.maximum_replicas)
+        yield from _need("endpoint", "serving", endpoint, replicas)
     builds = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
     yield Need("images", builds, BUILD_CPUS, "does Cloud Build have a default pool there?")
 
@@ -127,15 +129,15 @@ def _gpus(machines: MachineSettings | EndpointMachineSettings, accelerator: str)
 
 
 def _check_chips(settings: GoogleCloudSettings, machine: TpuMachine) -> Finding:
-    """Cloud TPU does not say which of its quotas a machine of up to 8 chips counts against."""
+    """Compared with the largest quota: Cloud TPU does not say which one a machine counts to."""
     chips, generation, page = machine.chips, machine.generation, _quotas_page(settings)
     spot = settings.training.strategy == "SPOT"
     zone = settings.training.zones[0] if len(settings.training.zones) == 1 else None
     place = zone or settings.region
-    known = quota_limits(settings, "tpu.googleapis.com", zone) if generation.quotas else {}
+    all_limits = quota_limits(settings, "tpu.googleapis.com", zone) if generation.quotas else {}
     limits = {
         metric: limit
-        for metric, limit in known.items()
+        for metric, limit in all_limits.items()
         if metric.startswith(str(generation.quotas))
         if ("preemptible" in metric) == spot
     }
@@ -143,9 +145,9 @@ def _check_chips(settings: GoogleCloudSettings, machine: TpuMachine) -> Finding:
     if not limits:
         text = f"no quota of Cloud TPU in {place} is known to be for them: {offered}"
         return Finding("training", None, f"{chips} chips are asked for; {text} See {page}")
-    told = ", ".join(f"{metric} allows {limit}" for metric, limit in sorted(limits.items()))
+    limit_text = ", ".join(f"{metric} allows {limit}" for metric, limit in sorted(limits.items()))
     need = Need("training", next(iter(limits)), chips, offered)
-    return _compare(settings, need, f"{told} in {place}", max(limits.values()))
+    return _compare(settings, need, f"{limit_text} in {place}", max(limits.values()))
 
 
 def _quotas_page(settings: GoogleCloudSettings) -> str:
@@ -155,14 +157,14 @@ def _quotas_page(settings: GoogleCloudSettings) -> str:
 def quota_limits(
     settings: GoogleCloudSettings, service: str, zone: str | None = None
 ) -> dict[str, int]:
-    """A service's metric to its least limit in the region, and in the zone where one is given; -1,
-    unlimited, becomes a large number."""
+    """Metric of a service to its lowest limit in the region, and in the zone if there is one; -1,
+    which means unlimited, becomes a large number."""
     base = rest_url(settings, "serviceusage.googleapis.com")
     url = (
         f"{base}/v1beta1/projects/{settings.project}/services/{service}"
         "/consumerQuotaMetrics?view=FULL&pageSize=500"
     )
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     session = open_session()
     token = ""
     while True:
@@ -176,35 +178,35 @@ def quota_limits(
                     and bucket.get("dimensions", {}).get("zone") in (None, zone)
                 ]
                 if values:
-                    # A place's own limit comes after that of all places.
+                    # The limit of a single region or zone is listed after the general one.
                     value = 10**9 if values[-1] < 0 else values[-1]
-                    found[metric["metric"]] = min(value, found.get(metric["metric"], value))
+                    limits[metric["metric"]] = min(value, limits.get(metric["metric"], value))
         token = page.get("nextPageToken", "")
         if not token:
-            return found
+            return limits
 
 
 def check_compute(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
     """The region's quotas of Compute Engine, and the subnetwork of Spark batches and machines."""
-    wanted = list(_compute_needs(settings, uses))
+    compute_needs = list(_compute_needs(settings, uses))
     if not (uses.batches or uses.runner in ("google_batch", "tpu_vm")):
         return
     base = f"{rest_url(settings, 'compute.googleapis.com')}/compute/v1"
     region = f"projects/{settings.project}/regions/{settings.region}"
-    found = _look(f"{base}/{region}")
-    if found is None:
+    reply = _look(f"{base}/{region}")
+    if reply is None:
         key = "batch" if uses.batches else "training"
         yield _unseen(key, f"the quotas of {settings.region}", "compute.regions.get")
-        wanted, found = [], {}
-    quotas = {quota["metric"]: quota for quota in found.get("quotas", [])}
-    for need in wanted:
+        compute_needs, reply = [], {}
+    quotas = {quota["metric"]: quota for quota in reply.get("quotas", [])}
+    for need in compute_needs:
         if need.metric not in quotas:
             text = f"Compute Engine names no quota {need.metric} of {settings.region}"
             yield Finding(need.key, None, f"{text}: {need.offered}")
             continue
         limit, used = (quotas[need.metric].get(figure, 0) for figure in ("limit", "usage"))
-        told = f"Compute Engine's {need.metric} allows {limit:g} in {settings.region}"
-        yield _compare(settings, need, f"{told}, {used:g} in use", limit - used)
+        limit_text = f"Compute Engine's {need.metric} allows {limit:g} in {settings.region}"
+        yield _compare(settings, need, f"{limit_text}, {used:g} in use", limit - used)
     if subnetwork := settings.whole_subnetwork:
         yield _check_subnetwork(f"{base}/{subnetwork}", subnetwork)
 
@@ -241,17 +243,17 @@ def smallest_batch(settings: GoogleCloudSettings) -> dict[str, int]:
 
 
 def _check_subnetwork(url: str, place: str) -> Finding:
-    """What is in it has internal addresses alone, and reaches Google's APIs by private access."""
+    """Machines in it have only internal addresses, and need private access to Google's APIs."""
     from google.api_core.exceptions import NotFound
 
     key, name = "subnetwork", place.rsplit("/", 1)[1]
     try:
-        found = _look(url)
+        reply = _look(url)
     except NotFound:
         return Finding(key, False, f"there is no {place}: name one of the jobs' region")
-    if found is None:
+    if reply is None:
         return _unseen(key, f"the subnetwork {name}", "compute.subnetworks.get")
-    if found.get("privateIpGoogleAccess"):
+    if reply.get("privateIpGoogleAccess"):
         return Finding(key, True, f"{name} has private access to Google's APIs")
     command = f"gcloud compute networks subnets update {name} --region={place.split('/')[3]}"
     return Finding(
@@ -307,9 +309,9 @@ def check(settings: GoogleCloudSettings, uses: Uses = Uses()) -> list[Finding]:
         try:
             findings += test(settings, uses)
         except Exception as error:
-            # One check that cannot be made is a finding, and the others are made all the same.
+            # A check that cannot be made is a finding, so that all others are still made.
             if isinstance(error, ModuleNotFoundError) and (reason := reason_of(error)):
-                # Every other check would say the same.
+                # Without the package, every other check would fail in the same way.
                 return [Finding("project", False, reason)]
             status = getattr(error, "code", None)
             advice = explain(str(error), status if isinstance(status, int) else None, place)
@@ -334,14 +336,14 @@ def _check_apis(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
 
 
 def _check_billing(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
-    """Without billing every API refuses, each in words of its own."""
+    """Checked on its own: without billing, every API refuses in words of its own."""
     base = rest_url(settings, "cloudbilling.googleapis.com")
-    found = _look(f"{base}/v1/projects/{settings.project}/billingInfo")
-    if found is None:
+    reply = _look(f"{base}/v1/projects/{settings.project}/billingInfo")
+    if reply is None:
         whether = f"whether {settings.project} has billing"
         yield _unseen("project", whether, "resourcemanager.projects.get")
         return
-    if found.get("billingEnabled"):
+    if reply.get("billingEnabled"):
         yield Finding("project", True, f"billing of {settings.project} is on")
         return
     command = f"gcloud billing projects link {settings.project} --billing-account=ACCOUNT"
@@ -387,7 +389,7 @@ def _check_bucket(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
 
 
 def _is_in(bucket: Any, region: str) -> bool | None:
-    """Whether a region is among a bucket's; None of a dual-region that does not say its own."""
+    """Whether a bucket has data in a region; None for a dual-region of unnamed regions."""
     location = (bucket.location or "").lower()
     if bucket.data_locations:
         return region in map(str.lower, bucket.data_locations)
@@ -399,7 +401,8 @@ def _is_in(bucket: Any, region: str) -> bool | None:
 
 
 def _check_what_stays(bucket: Any) -> Iterator[Finding]:
-    """Deleted objects that are kept cost what they did before; rotated checkpoints are many."""
+    """Deleted objects that are retained cost as before, and training deletes many old
+    checkpoints."""
     update = f"gcloud storage buckets update gs://{bucket.name}"
     if bucket.retention_period:
         yield Finding(
@@ -434,14 +437,14 @@ def _check_images(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding
     for kind, image in settings.images.model_dump(exclude_none=True).items():
         if unused.get(kind):
             continue
-        host, _, rest = image.partition("/")
+        host, _, path = image.partition("/")
         if not host.endswith(REGISTRIES):
             # Others are not to be given a token of Google's.
             text = f"{image} is in none of Google's registries, and only those are asked"
             yield Finding(f"images.{kind}", None, text)
             continue
-        # A digest names the image also where a tag stands before it.
-        tagged, _, digest = rest.partition("@")
+        # With a digest, the tag before it is ignored.
+        tagged, _, digest = path.partition("@")
         name, _, tag = tagged.partition(":")
         reply = session.head(
             f"{rest_url(settings, host)}/v2/{name}/manifests/{digest or tag}",
@@ -472,7 +475,7 @@ def _check_secrets(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Findin
             "`checkpoint.logging.weights_and_biases` is set, and no secret holds the key that "
             "training reports with. Name it here, or take that line out of the pipeline file.",
         )
-    # The key of Weights & Biases is the jobs' account's alone to read.
+    # Only the jobs' account may read the Weights & Biases key, so its value is not read here.
     for name, key, use, look in (
         (secrets.hugging_face_token, "hugging_face_token", "no model is gated", read_secret),
         (secrets.weights_and_biases_key, "weights_and_biases_key", "nothing reports", is_enabled),
@@ -481,9 +484,9 @@ def _check_secrets(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Findin
             continue
         line = f"secrets.{key}"
         try:
-            found = look(settings, name)
+            value = look(settings, name)
         except (NotFound, FailedPrecondition):
-            found = ""
+            value = ""
         except PermissionDenied:
             if look is read_secret:
                 role = "roles/secretmanager.secretAccessor"
@@ -491,7 +494,7 @@ def _check_secrets(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Findin
             else:
                 yield _unseen(line, f"the secret {name}", "secretmanager.versions.get")
             continue
-        if found:
+        if value:
             can = "can be read" if look is read_secret else "has a value"
             yield Finding(line, True, f"secret {name} {can}")
             continue
@@ -506,7 +509,7 @@ def _check_secrets(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Findin
 
 
 def check_cost(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
-    """The most that a run can cost, as far as that is known; nothing where none of it is a job."""
+    """The most that a run can cost, as far as known; nothing if no stage runs as a job."""
     if uses.runner == "local" and not uses.batches:
         return
     limit, unknown = settings.cost.run_limit, unpriced(settings, uses.runner)
@@ -516,5 +519,5 @@ def check_cost(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
         text = f"a run costs at most about {limit:,.2f} USD (`run_limit`), without its endpoint"
         yield Finding("cost", True, text)
         return
-    most = most_of_run(settings, uses.runner, uses.batches)
-    yield Finding("cost", None, f"no `run_limit` ends a run: {most}")
+    maximum = most_of_run(settings, uses.runner, uses.batches)
+    yield Finding("cost", None, f"no `run_limit` ends a run: {maximum}")

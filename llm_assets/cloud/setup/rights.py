@@ -128,33 +128,34 @@ NAMES: dict[Holder, str] = {
     "vertex_ai": "the Vertex AI Service Agent",
 }
 SEEN_BY_USE: set[Resource] = {"secret", "dataset"}
-"""Resources that other tests, or the source itself, read."""
+"""Resources that other tests, or the source itself, read, so that no permission is asked for."""
 
 
 def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator[Finding]:
-    """Every grant: the caller's are asked of each resource, the others of the troubleshooter."""
+    """Every grant: the caller's own are tested on each resource, others by Policy
+    Troubleshooter."""
     from google.api_core.exceptions import Forbidden, NotFound
 
     grants = [g for g in grants_for(settings, uses_bigquery) if g.resource not in SEEN_BY_USE]
-    # The secret itself shows the operator's right to look at it.
-    own = [g for g in grants if g.holder == "operator" and g.resource != "tracking"]
+    # Whether the operator may see this secret shows when it is read.
+    own_grants = [g for g in grants if g.holder == "operator" and g.resource != "tracking"]
     session = open_session()
-    for resource in dict.fromkeys(grant.resource for grant in own):
-        here = [grant for grant in own if grant.resource == resource]
-        wanted = [permission for grant in here for permission in grant.permissions]
+    for resource in dict.fromkeys(grant.resource for grant in own_grants):
+        on_resource = [grant for grant in own_grants if grant.resource == resource]
+        permissions = [permission for grant in on_resource for permission in grant.permissions]
         target = _target(settings, resource)
         try:
-            granted = _granted(session, settings, resource, wanted)
+            granted = _granted(session, settings, resource, permissions)
         except (Forbidden, NotFound) as error:
             # The rights on all else are looked at all the same.
             text = f"the rights on {target.name} cannot be seen: {error.message}"
             yield Finding(target.key, False, text)
             continue
-        for grant in here:
+        for grant in on_resource:
             if missing := [name for name in grant.permissions if name not in granted]:
                 yield _missing(settings, grant, missing)
-        if set(wanted) <= granted:
-            text = f"all {len(wanted)} permissions on {target.name} are granted"
+        if set(permissions) <= granted:
+            text = f"all {len(permissions)} permissions on {target.name} are granted"
             yield Finding(target.key, True, text)
     others = [grant for grant in grants if grant.holder != "operator"]
     yield from _check_others(session, settings, others)
@@ -197,7 +198,7 @@ def _granted(
 def _check_others(
     session: Any, settings: GoogleCloudSettings, grants: Sequence[Grant]
 ) -> Iterator[Finding]:
-    """Rights of accounts that the caller is not; where it may not see them they are unknown."""
+    """Permissions of other accounts; unknown if the caller may not see them."""
     principals = {
         "jobs": settings.service_account,
         "builder": settings.builder_account,

@@ -43,7 +43,7 @@ def read_outputs(path: Path | None) -> Outputs:
         UserError: there is no Terraform, nothing was applied yet, or the file is another one.
     """
     text = path.read_text() if path else _ask_terraform()
-    where = str(path or f"the output of Terraform in {INFRASTRUCTURE}/")
+    origin = str(path or f"the output of Terraform in {INFRASTRUCTURE}/")
     try:
         values = {name: output["value"] for name, output in json.loads(text).items()}
         return Outputs.model_validate(values)
@@ -52,27 +52,27 @@ def read_outputs(path: Path | None) -> Outputs:
         if isinstance(error, ValidationError):
             lacking = ", ".join(str(fault["loc"][0]) for fault in error.errors())
         raise UserError(
-            f"{where} lacks {lacking}. Run `terraform -chdir={INFRASTRUCTURE} apply` to its end "
+            f"{origin} lacks {lacking}. Run `terraform -chdir={INFRASTRUCTURE} apply` to its end "
             "first; a file must contain what `terraform output -json` prints."
         ) from error
 
 
 def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
-    """Bring a cloud project's file to what was made; comments and all other keys stay as they are.
+    """Update a cloud project's file with what Terraform made; other keys and comments stay.
 
     Raises:
         UserError: the file is no YAML mapping, or the result would not be valid.
     """
-    before = read_yaml(path) if path.exists() else {}
-    if not isinstance(before, dict):
+    current = read_yaml(path) if path.exists() else {}
+    if not isinstance(current, dict):
         raise UserError(f"{path} is not a mapping of settings. Remove it, or correct it by hand.")
     repository = f"{outputs.repository}/"
-    names = before.get("images") or {kind: f"{repository}{kind}:latest" for kind in IMAGES}
+    names = current.get("images") or {kind: f"{repository}{kind}:latest" for kind in IMAGES}
     images = {kind: image and BUILT.sub(repository, image) for kind, image in names.items()}
-    secrets = before.get("secrets") or {}
+    secrets = current.get("secrets") or {}
     if secrets.get("hugging_face_token"):
         secrets = secrets | {"hugging_face_token": outputs.secret}
-    content = before | outputs.settings | {"images": images, "secrets": secrets}
+    content = current | outputs.settings | {"images": images, "secrets": secrets}
     source = f"{path} was not changed: Terraform's outputs, together with what the file says,"
     settings = check_settings(content, GoogleCloudSettings, source)
     files.write(path, _edited(path.read_text() if path.exists() else HEADER, content).encode())
@@ -85,7 +85,7 @@ def _edited(text: str, content: dict[str, Any]) -> str:
 
     writer = YAML()
     writer.preserve_quotes = True
-    # Else a long value would be broken into lines.
+    # Otherwise ruamel breaks long values into lines.
     writer.width = 10_000
     document, edited = writer.load(text), io.StringIO()
     if document is None:

@@ -74,6 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             inputs = hidden[part].to(dtype)
             logits = F.linear(inputs, weight)
             loss += to_gradient(logits, targets[part], differentiate)
+            # `logits` now holds its own gradient.
             if hidden_gradient is not None:
                 hidden_gradient[part] = logits @ weight
             if differentiate and ctx.needs_input_grad[1]:
@@ -89,6 +90,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # The forward pass has computed the gradients of the sum; the chain rule only scales them.
         hidden_gradient, weight_gradient = ctx.saved_tensors
         if weight_gradient is not None:
             weight_gradient = (weight_gradient * scale).to(ctx.weight_dtype)
@@ -105,26 +107,27 @@ def to_gradient_by_mask(logits: torch.Tensor, targets: torch.Tensor, replace: bo
     is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
     log_probabilities = torch.log_softmax(logits.float(), dim=1)
     if replace:
-        counted = (targets != IGNORED)[:, None]
-        logits.copy_((log_probabilities.exp() - is_target.float()) * counted)
+        has_target = (targets != IGNORED)[:, None]
+        logits.copy_((log_probabilities.exp() - is_target.float()) * has_target)
     return -torch.where(is_target, log_probabilities, 0.0).sum()
 
 
 def _to_gradient(logits: torch.Tensor, targets: torch.Tensor, replace: bool) -> torch.Tensor:
     """The summed loss of some logits, which their gradient replaces on request."""
-    counted = targets != IGNORED
+    has_target = targets != IGNORED
+    # `IGNORED` is no place to gather from; `counted` drops what place 0 gives instead.
     places = targets.clamp_min(0)[:, None]
     loss = torch.zeros((), dtype=torch.float32, device=logits.device)
     size = TOKENS_IN_FLOAT32.get(logits.device.type, len(targets))
     for start in range(0, len(targets), size):
         part = slice(start, start + size)
         log_probabilities = torch.log_softmax(logits[part].float(), dim=1)
-        chosen = log_probabilities.gather(1, places[part])[:, 0]
-        loss -= (chosen * counted[part]).sum()
+        likelihoods = log_probabilities.gather(1, places[part])[:, 0]
+        loss -= (likelihoods * has_target[part]).sum()
         if replace:
             gradient = log_probabilities.exp_()
-            gradient.scatter_add_(1, places[part], gradient.new_full((len(chosen), 1), -1.0))
-            logits[part] = gradient.mul_(counted[part, None])
+            gradient.scatter_add_(1, places[part], gradient.new_full((len(likelihoods), 1), -1.0))
+            logits[part] = gradient.mul_(has_target[part, None])
     return loss
 
 
@@ -145,6 +148,8 @@ def rotary_frequencies(
         return frequencies / rope["factor"], 1.0
     if kind == "llama3":
         return _stretch_long_waves(frequencies, rope), 1.0
+    # Models of other types run through transformers, see `_is_decoder` in
+    # `recipes.model.causal_model`.
     raise ValueError(f"rope_type {kind} is not supported by this decoder")
 
 
@@ -294,6 +299,7 @@ def _attend_in_blocks(
     rows, length, heads, size = query.shape
     groups = key.shape[2]
     shared = heads // groups
+    # Queries that share a key head become rows of one product, so no key is repeated for them.
     query = query.view(rows, length, groups, shared, size).permute(0, 2, 3, 1, 4) * size**-0.5
     key = key.permute(0, 2, 3, 1).reshape(rows * groups, size, length)
     value = value.transpose(1, 2).reshape(rows * groups, length, size)
@@ -334,6 +340,8 @@ class DecoderShape:
     @classmethod
     def from_config(cls, config: Any) -> "DecoderShape":
         """Read the sizes of a transformers config of one of `DECODER_MODEL_TYPES`."""
+        # Its queries, keys and values have biases and its outputs none, without a word in its
+        # config.
         is_qwen2 = config.model_type == "qwen2"
         bias = is_qwen2 or bool(getattr(config, "attention_bias", False))
         return cls(
@@ -476,10 +484,10 @@ class Decoder(nn.Module):
         The last stage keeps tied embeddings too, as its output matrix.
         """
         first, end = (len(self.layers) * place // count for place in (index, index + 1))
-        kept = nn.ModuleList()
+        kept_layers = nn.ModuleList()
         for number in range(first, end):
-            kept.add_module(str(number), self.layers[number])
-        self.model.layers = kept
+            kept_layers.add_module(str(number), self.layers[number])
+        self.model.layers = kept_layers
         self.begins, self.ends = index == 0, index == count - 1
         if not self.begins and not (self.ends and self.shape.tied_embeddings):
             del self.model.embed_tokens
@@ -500,6 +508,7 @@ class Decoder(nn.Module):
         frequencies, scale = rotary_frequencies(self.shape.rope, self.shape.head_dim, given.device)
         rotation = rotation_at(positions, frequencies, scale)
         hidden = self.model.embed_tokens(given) if self.begins else given
+        # By a layer: every stage has one, but not every stage an embedding.
         weight = next(layer.self_attn.q_proj.weight for layer in self.layers)
         mask = segment_mask(segments, compute_dtype(weight))
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Decides by Spark's joins over small columns, with nothing of any document on the driver.
+"""Decides by Spark's joins over small columns; the driver holds nothing of any document.
 
 The rules are those of `spark_jobs.clean.history`, applied to rows that hold all they need: the
 facts of a text's cluster come together, then it is decided what becomes of the text.
@@ -26,12 +26,12 @@ from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import SplitSettings
 
 ROWS_PER_DOCUMENT = 20
-"""Of the largest shuffle, that of the bands."""
+"""Rows of the largest shuffle, that of the bands: about one per band and document."""
 
 
 @dataclass(frozen=True)
 class _Near:
-    """Near-copies among different texts."""
+    """Near-copies among distinct texts."""
 
     edges: DataFrame
     """Rows of `pairs.EDGE_SCHEMA`."""
@@ -47,7 +47,7 @@ class SparkDecider(decider.Decider):
     def __init__(
         self, run: decider.DecisionContext, parts: list[decider.DocumentPart], documents: int
     ) -> None:
-        """With about how many documents there are, those of the record included."""
+        """`documents` is about how many there are, those of the record included."""
         self._run = run
         self._parts = parts
         self._work = Work(run.spark, documents * ROWS_PER_DOCUMENT, run.scratch, run.report)
@@ -59,6 +59,7 @@ class SparkDecider(decider.Decider):
 
     @cached_property
     def _corpus(self) -> DataFrame:
+        # Read once, and kept for all of the questions below.
         return self._read(enumerate(self._parts))
 
     def repeated_ids(self) -> list[tuple[str, int]]:
@@ -67,8 +68,8 @@ class SparkDecider(decider.Decider):
         return [(str(row["id"]), int(row["count"])) for row in rows]
 
     def sources(self) -> set[str]:
-        found = self._corpus.select("source").distinct()
-        return {str(row["source"]) for row in self._work.collect(found, "listing sources")}
+        names = self._corpus.select("source").distinct()
+        return {str(row["source"]) for row in self._work.collect(names, "listing sources")}
 
     def texts_left(self) -> PartRows:
         return self._not_among(self._corpus.where("fault is null"))
@@ -77,6 +78,7 @@ class SparkDecider(decider.Decider):
         work = self._work
         parts = [*self._parts, *past]
         documents = self._corpus
+        # Parts of texts that have left are numbered behind those of the corpus.
         if past:
             documents = documents.union(self._read(enumerate(past, len(self._parts))))
         slice_ = self._slice()
@@ -106,6 +108,7 @@ class SparkDecider(decider.Decider):
             fates=counted,
             slices=work.collect(slices, "counting splits"),
             lengths=self._histogram(
+                # One less than the number of binary digits: the exponent of the power of two.
                 stay.select((F.length(F.bin("characters")) - 1).alias("value"))
             ),
             cluster_sizes=self._histogram(sizes),
@@ -147,7 +150,7 @@ class SparkDecider(decider.Decider):
         clusters = pairs.connect(work, first)
         window = pairs.window_pairs(work, buckets, clusters, stars)
         second, compared_second = verifier.verify(window)
-        # The clusters so far stand for all edges of the first pass.
+        # The clusters so far stand for all edges of the first pass, so these are not read again.
         if not second.isEmpty():
             linked = clusters.selectExpr("cluster as low", "text as high")
             clusters = pairs.connect(work, linked.union(second.select("low", "high")))
@@ -163,8 +166,8 @@ class SparkDecider(decider.Decider):
         if self._record is None:
             return PartRows({})
         forgotten = F.col("text_hash").isin(list(self._run.forgotten.hidden))
-        left = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
-        return self._work.by_part(left, decider.CHOSEN_SCHEMA, "comparing with the record")
+        missing = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
+        return self._work.by_part(missing, decider.CHOSEN_SCHEMA, "comparing with the record")
 
     def _histogram(self, values: DataFrame) -> dict[int, int]:
         """The different values of a frame's one column, `value`, and how often each occurs."""
@@ -175,10 +178,11 @@ class SparkDecider(decider.Decider):
         self, fates: DataFrame, counted: list[dict[str, Any]]
     ) -> dict[str, list[decider.Example]]:
         examples = {}
+        # Forgotten text is never shown.
         for reason in sorted({row["reason"] for row in counted} - {None, FORGOTTEN, SIMILAR}):
-            chosen = fates.where(F.col("reason") == reason).select("id", "part", "row")
-            chosen = chosen.orderBy("id").limit(self._run.settings.examples_per_reason)
-            rows = self._work.collect(chosen, "choosing examples")
+            places = fates.where(F.col("reason") == reason).select("id", "part", "row")
+            places = places.orderBy("id").limit(self._run.settings.examples_per_reason)
+            rows = self._work.collect(places, "choosing examples")
             examples[reason] = [decider.Example(**row) for row in rows]
         return examples
 
@@ -239,7 +243,7 @@ def _places(number: int, table: pa.Table) -> list[pa.Array]:
 def group_exact(
     work: Work, documents: DataFrame, record: DataFrame | None, slice_: int
 ) -> DataFrame:
-    """The different texts of documents without a fault.
+    """Group the documents without a fault by equal text.
 
     Args:
         record: of earlier corpora, if there is one.
@@ -251,8 +255,8 @@ def group_exact(
         `by_id` (`history.TextFacts`), `members` (documents) and `present` (those still in the
         sources).
     """
-    # The least such row is the best: Spark compares structs field by field, so what is to be large
-    # comes negated.
+    # The smallest of these rows is the best one. Spark compares structs field by field, so what
+    # should be large is negated.
     best = F.struct(
         (-F.col("rank")).alias("rank"),
         (-F.col("characters")).alias("characters"),
@@ -262,7 +266,7 @@ def group_exact(
     forced = F.col("forced")
     is_unforced, is_new = forced == history.NONE, F.col("by_text") == history.NONE
     texts = (
-        # In ranges, equal texts lie together, and so all of it is one shuffle and one sort.
+        # Equal texts lie together in ranges, so that one shuffle and one sort do all of it.
         sound.repartitionByRange(work.partitions, "text_hash")
         .groupBy("text_hash")
         .agg(
@@ -300,6 +304,7 @@ def thin_out(work: Work, texts: DataFrame, keep: int | None) -> DataFrame:
     ranked = texts.where("shape is not null and not past").select(
         "text", "by_text", F.row_number().over(order).alias("rank")
     )
+    # Without a limit (`keep` is None) the comparison is null, and no text is too much.
     is_too_much = is_new & (F.col("rank") > F.lit(keep))
     too_many = work.keep(ranked.where(is_too_much).select("text"), "thinning templates out")
     if too_many.isEmpty():
@@ -308,9 +313,9 @@ def thin_out(work: Work, texts: DataFrame, keep: int | None) -> DataFrame:
 
 
 def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> DataFrame:
-    """Documents with what the record says of each: `by_text`, `by_id` and `slice`.
+    """Join documents with what is on record of each: `by_text`, `by_id` and `slice`.
 
-    Where the record has a text or an id several times, the first place counts.
+    If the record has a text or an id several times, the first place counts.
     """
     if record is None:
         unknown = F.lit(history.NONE).cast("long")
@@ -324,11 +329,12 @@ def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> Dat
     past = F.col("past")
 
     def known(recorded: str, field: str, otherwise: int) -> F.Column:
-        found = F.coalesce(F.col(f"known.{field}"), F.lit(otherwise))
-        # Under other cleaning settings a text may have another hash than it was recorded with.
-        return F.when(past, F.col(recorded).cast("long")).otherwise(found)
+        value = F.coalesce(F.col(f"known.{field}"), F.lit(otherwise))
+        # Under other cleaning settings a text may have another hash than the one on record.
+        return F.when(past, F.col(recorded).cast("long")).otherwise(value)
 
     is_same, judges = F.col("known.id") == F.col("id"), F.col("known.split") >= history.VALIDATION
+    # A null comparison, of a text that is not on record, adds nothing.
     added = F.when(~is_same | past, 0).when(judges, history.ON_RECORD).when(is_same, 1).otherwise(0)
     return (
         documents.join(texts, "text_hash", "left")
@@ -355,7 +361,7 @@ _FATES = pa.schema(
 def decide_survivors(
     work: Work, texts: DataFrame, copies: DataFrame, split: SplitSettings
 ) -> DataFrame:
-    """What was decided of every text.
+    """Decide what becomes of every text.
 
     Args:
         texts: of `group_exact`.
@@ -367,17 +373,21 @@ def decide_survivors(
         the id of the document that is kept in the text's place; `is_best`, whether it is the
         text's.
     """
+    # As in memory, all texts of a shape are linked to the first of them.
     first = texts.where("shape is not null").groupBy("shape").agg(F.min("text").alias("low"))
     linked = texts.join(first, "shape").where("low < text").selectExpr("low", "text as high")
     clusters = pairs.connect(
         work, copies.selectExpr("cluster as low", "text as high").union(linked)
     )
     clustered = texts
-    for name, found in (("copies", copies), ("cluster", clusters)):
-        found = found.withColumnRenamed("cluster", name)
-        clustered = clustered.join(found, "text", "left").withColumn(name, F.coalesce(name, "text"))
+    for name, members in (("copies", copies), ("cluster", clusters)):
+        members = members.withColumnRenamed("cluster", name)
+        clustered = clustered.join(members, "text", "left").withColumn(
+            name, F.coalesce(name, "text")
+        )
     clustered = clustered.drop("shape", "members")
     facts = pa.schema([(column, pa.int64()) for column in _FACTS.values()])
+    # In Arrow batches, so that the rules are the same code as in memory.
     own = clustered.mapInArrow(_state_facts, _with_columns(clustered, facts))
     largest = own.groupBy("cluster").agg(
         *(F.max(column).alias(column) for column in _FACTS.values()),
@@ -388,6 +398,7 @@ def decide_survivors(
     rules = partial(_apply_rules, split=split)
     fates = together.mapInArrow(rules, _with_columns(together, _FATES))
     fates = work.keep(fates.drop(*facts.names, "groups"), "deciding splits")
+    # Eligible texts first, then long ones, then small ids; the smallest struct is the best.
     order = F.struct(
         (~F.col("eligible")).alias("is_refused"),
         (-F.col("characters")).alias("characters"),
@@ -420,7 +431,7 @@ def _facts_of(batch: pa.RecordBatch) -> history.TextFacts:
 
 
 def _state_facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Texts, with what each says of its cluster."""
+    """Add to each text what it contributes to the facts about its cluster."""
     for batch in batches:
         facts = vars(_facts_of(batch).for_cluster()).values()
         names = [*batch.schema.names, *_FACTS.values()]
@@ -430,25 +441,25 @@ def _state_facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _apply_rules(
     batches: Iterator[pa.RecordBatch], split: SplitSettings
 ) -> Iterator[pa.RecordBatch]:
-    """Texts with the facts of their clusters, and what becomes of each (`_FATES`)."""
+    """Add to texts, which have the facts of their clusters, what becomes of each (`_FATES`)."""
     for batch in batches:
         facts = {name: batch[column].to_numpy() for name, column in _FACTS.items()}
         new = history.by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
         fates = history.decide(_facts_of(batch), history.ClusterFacts(**facts), new)
         spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, pa.scalar(None, pa.string()))
-        found = [
+        outcome = [
             pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt),
             pa.array(fates.eligible),
             pa.array(fates.stays),
             pa.array(history.NAMES, pa.string()).take(pa.array(fates.split)),
         ]
-        yield pa.record_batch([*batch.columns, *found], [*batch.schema.names, *_FATES.names])
+        yield pa.record_batch([*batch.columns, *outcome], [*batch.schema.names, *_FATES.names])
 
 
 def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
     """Every document with `reason` (null: stays), `survivor`, `cluster` and `neighbor`.
 
-    `neighbor` is the document that stands for its text; a fault's document has none of the three.
+    `neighbor` represents the document's text; a document with a fault has none of the three.
     """
     names = ["id", "source", "bytes", "repaired", "part", "row"]
     of_text = texts.select(
@@ -462,7 +473,7 @@ def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
         F.struct("part", "row").alias("place"),
     )
     stands_for_it = F.col("place") == F.struct("part", "row")
-    # What was thinned out has no text any more; what goes for its template alone is its own best.
+    # A text that was thinned out is not in `texts`; one dropped for its template is its own best.
     of_template = F.col("neighbor").isNull() | (stands_for_it & F.col("is_best"))
     own = (
         F.when(of_template, decider.TEMPLATE)
@@ -473,8 +484,9 @@ def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
         F.coalesce("cluster_reason", own)
     )
     is_sound = F.col("fault").isNull()
-    known = documents.withColumn("text_hash", F.when(is_sound, F.col("text_hash")))
-    return known.join(of_text, "text_hash", "left").select(
+    # Faulty documents are joined with no text: most of them have the hash of an empty one.
+    hashed = documents.withColumn("text_hash", F.when(is_sound, F.col("text_hash")))
+    return hashed.join(of_text, "text_hash", "left").select(
         *names,
         F.coalesce("fault", reason).alias("reason"),
         *("survivor", "cluster", "neighbor"),
@@ -494,11 +506,12 @@ def _exact_copies(fates: DataFrame) -> DataFrame:
 
 def _near_copies(texts: DataFrame, edges: DataFrame) -> DataFrame:
     """Rows of `DUPLICATE_SCHEMA`, each with the most similar text that it was compared with."""
-    both = edges.selectExpr("low as text", "high as other", "similarity").union(
+    neighbors = edges.selectExpr("low as text", "high as other", "similarity").union(
         edges.selectExpr("high as text", "low as other", "similarity")
     )
+    # Negated, so that the smallest struct has the largest similarity, and then the first text.
     order = F.struct((-F.col("similarity")).alias("unlike"), "other")
-    nearest = both.groupBy("text").agg(F.min(order).alias("nearest"))
+    nearest = neighbors.groupBy("text").agg(F.min(order).alias("nearest"))
     dropped = texts.where("not past and not stays and not is_best").join(nearest, "text")
     others = texts.select(F.col("text").alias("other"), F.col("id").alias("neighbor"))
     return (

@@ -1,9 +1,9 @@
-"""Deciding which documents stay, as the job asks for it.
+"""The interface by which the job decides which documents stay, and what its deciders share.
 
-There are two deciders, and they give the same to the byte: one holds a row of every document in the
-driver's memory (`in_memory`), the other leaves all of it to Spark's joins (`by_spark`). Here is
-what both work with: the small columns of prepared documents, how alike two texts are, and the list
-of the copies that were dropped, each with the document that it was found a copy of.
+There are two deciders, whose results are equal to the byte: one holds a row of every document in
+the driver's memory (`in_memory`), the other leaves all to Spark's joins (`by_spark`). Both use the
+small columns of prepared documents, how similar two texts are, and the list of dropped copies,
+each with the document that it was found a copy of.
 """
 
 import itertools
@@ -52,13 +52,13 @@ DOCUMENT_SCHEMA = pa.schema(
         ("recorded_slice", pa.int32()),
     ]
 )
-"""A document as it was prepared (`prepare.prepared_schema`). `past` says whether it has left the
-sources; of such a one, the code of the split and the slice that the record has of it, else 0."""
+"""A prepared document (`prepare.prepared_schema`). `past` says whether it has left the sources; if
+so, the code of its split and its slice are those on record, else 0."""
 
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """A prepared part over which is decided."""
+    """A prepared part, whose documents are decided over."""
 
     prepared: PreparedPart
     record: parquet.Part | None = None
@@ -69,6 +69,7 @@ class DocumentPart:
         names = [name for name in DOCUMENT_SCHEMA.names if "record" not in name and name != "past"]
         documents = self.prepared.read(names)
         count = documents.num_rows
+        # Codes and slices of the record; of documents in the sources, the deciders look them up.
         split, slices = np.zeros((2, count), np.int64)
         if self.record:
             recorded = self.record.read(["split", "slice"])
@@ -94,6 +95,7 @@ def _faults(documents: pa.Table, forgotten: ForgottenTexts, is_past: bool) -> pa
         pc.is_in(documents["text_hash"], pa.array(forgotten.texts, pa.string())),
     )
     is_similar = pc.is_in(documents["text_hash"], pa.array(forgotten.similar, pa.string()))
+    # These are ids of documents in the corpus; another text of the record may have had one.
     if not is_past:
         by_id = pc.is_in(documents["id"], pa.array(forgotten.similar_ids, pa.string()))
         is_similar = pc.or_(is_similar, by_id)
@@ -103,17 +105,18 @@ def _faults(documents: pa.Table, forgotten: ForgottenTexts, is_past: bool) -> pa
 
 PAIRS_AT_ONCE = 20_000
 SIGNATURE_DEVIATIONS = 5
-"""A pair is not looked at further if its signatures estimate the similarity this many standard
-deviations below the threshold: fewer than one true pair in a million is lost by it."""
+"""A pair is ruled out if its signatures estimate the similarity this many standard deviations below
+the threshold: fewer than one true pair in a million is lost by that."""
 
 
 def plausible(left: np.ndarray, right: np.ndarray, threshold: float) -> np.ndarray:
-    """Shape (m,): whether two signatures each leave it open that the threshold is reached.
+    """Whether each pair of signatures may still reach the threshold: shape (m,).
 
     Args:
         left, right: shape (m, permutations), the lowest byte of each hash (`clean.prepare`).
     """
     width = left.shape[1]
+    # Of a binomial: each of `width` hashes agrees with the probability of the true similarity.
     deviation = np.sqrt(threshold * (1 - threshold) / width)
     least = (threshold - SIGNATURE_DEVIATIONS * deviation) * width
     is_open: np.ndarray = (left == right).sum(axis=1) >= least
@@ -148,20 +151,20 @@ def _as_matrix(sets: list[np.ndarray]) -> "csr_matrix":
     """Shingle sets as rows of a sparse 0/1 matrix whose columns are the hashes."""
     from scipy.sparse import csr_matrix
 
-    # scipy's column numbers are signed: of a hash's 64 bits the lowest goes.
-    sets = [(one >> np.uint64(1)).astype(np.int64) for one in sets]
+    # scipy's column numbers are signed, so the lowest of a hash's 64 bits is dropped.
+    sets = [(hashes >> np.uint64(1)).astype(np.int64) for hashes in sets]
     indices = np.concatenate(sets)
-    offsets = ends_of(np.array([len(one) for one in sets]))
+    offsets = ends_of(np.array([len(hashes) for hashes in sets]))
     matrix = csr_matrix(
         (np.ones(len(indices), np.int32), indices, offsets), shape=(len(sets), 2**63 - 1)
     )
-    # Sorted, and each once, by `shingle_sets`: scipy would go through all of it to find that out.
+    # `shingle_sets` sorts them and removes repetitions; scipy would search everything for these.
     matrix.has_canonical_format = True
     return matrix
 
 
 def chunks(pairs: np.ndarray) -> Iterator[np.ndarray]:
-    """Pairs, some of them at a time."""
+    """Split pairs into chunks, which bound the memory of a comparison."""
     for first in range(0, len(pairs), PAIRS_AT_ONCE):
         yield pairs[first : first + PAIRS_AT_ONCE]
 
@@ -180,8 +183,8 @@ CHOSEN_SCHEMA = pa.schema([("row", pa.int64())])
 
 GUARDED, SPOILT, PAST = "copy_of_held_out", "trained_on_before", "left_the_sources"
 TEMPLATE = "template"
-"""Reasons why documents do not stay, beside those of `duplicates` and the faults of `prepare`;
-`PAST` is that of texts which are only on record."""
+"""Reasons for dropping documents, besides those of `duplicates` and the faults of `prepare`;
+`PAST` is the reason of texts that are only on record."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class DecisionContext:
     settings: CleanCorpusSettings
     history: History | None
     numbered_sources: Sequence[str]
-    """Those whose rows are named by their numbers."""
+    """Sources whose rows are named by their numbers."""
     forgotten: ForgottenTexts
     scratch: str
     """Folder for what is needed only until the job ends."""
@@ -216,21 +219,21 @@ class DecidedDocuments:
     stay: parquet.PartRows
     """Rows of `DECIDED_SCHEMA`, by the number of the document part."""
     left: parquet.PartRows
-    """Rows of the record that are none of the documents that stay, by its part's number."""
+    """Rows of the record that no document which stays has, by the number of the record's part."""
     duplicates: parquet.PartRows
     """Rows of `DUPLICATE_SCHEMA`, numbered in the order of their ids."""
     fates: list[dict[str, Any]]
-    """`reason` (None: stays) and `source` to `documents`, `bytes` and `repaired`, those that have
-    left the sources not counted."""
+    """`documents`, `bytes` and `repaired` by `reason` (None: stays) and `source`; those that have
+    left the sources are not counted."""
     slices: list[dict[str, Any]]
-    """`slice` and `split` to `documents` that stay."""
+    """`documents` that stay, by `slice` and `split`."""
     lengths: dict[int, int]
-    """A power of two's exponent to the documents that stay and have so many characters or up to
-    twice that."""
+    """Documents that stay, by length: those of exponent e have from 2**e to less than 2**(e + 1)
+    characters."""
     cluster_sizes: dict[int, int]
-    """Documents in a cluster, survivor included, to clusters."""
+    """Number of clusters by their number of documents, survivor included."""
     examples: dict[str, list[Example]]
-    """Reason to the first dropped documents by id, as many as the settings show."""
+    """The first dropped documents of each reason by id, as many as the settings show."""
     slice: int
     """Number of this corpus in its lineage, from 1."""
     exact_copies: int
@@ -243,7 +246,7 @@ class DecidedDocuments:
 
 
 class Decider(ABC):
-    """Decides over the documents of a corpus."""
+    """Decides which documents of a corpus stay."""
 
     @abstractmethod
     def repeated_ids(self) -> list[tuple[str, int]]:
@@ -251,11 +254,11 @@ class Decider(ABC):
 
     @abstractmethod
     def sources(self) -> set[str]:
-        """The sources that the corpus has documents of."""
+        """The sources of the corpus's documents."""
 
     @abstractmethod
     def texts_left(self) -> parquet.PartRows:
-        """Rows of the record whose texts no sound document of the corpus has."""
+        """Rows of the record whose text no document without a fault has."""
 
     @abstractmethod
     def decide(self, past: list[DocumentPart]) -> DecidedDocuments:
@@ -282,13 +285,13 @@ DUPLICATE_SCHEMA = pa.schema(
 with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
 
 ROWS_IN_FILE = 500_000
-"""Which the task that writes it holds."""
+"""Rows of a list's file, which the task that writes it holds in memory."""
 
 
 def write_duplicates(
     spark: SparkSession, copies: parquet.PartRows, folder: str, report: Report
 ) -> None:
-    """Write the list as `duplicates-NNNNN.parquet`, a task for each file.
+    """Write the list as `duplicates-NNNNN.parquet`, one file per task.
 
     Args:
         copies: rows of `DUPLICATE_SCHEMA`; their numbers give the order, which is that of the ids.
@@ -308,20 +311,20 @@ def _write_file(
 
 
 def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Table:
-    """The dropped copies that have one of some values in a column; rows of `DUPLICATE_SCHEMA`."""
-    found = [DUPLICATE_SCHEMA.empty_table()]
+    """Find the dropped copies with one of some values in a column: rows of `DUPLICATE_SCHEMA`."""
+    tables = [DUPLICATE_SCHEMA.empty_table()]
     for url in parquet.list_files(clean_corpus, "duplicates*.parquet"):
         copies = parquet.read_table(url, DUPLICATE_SCHEMA.names)
-        found.append(copies.filter(pc.is_in(copies[column], values)).cast(DUPLICATE_SCHEMA))
-    return pa.concat_tables(found)
+        tables.append(copies.filter(pc.is_in(copies[column], values)).cast(DUPLICATE_SCHEMA))
+    return pa.concat_tables(tables)
 
 
-# Finds near-copies among signed documents, in the memory of one machine.
-# Candidates share a band of their MinHash signatures; a candidate pair is accepted only where the
-# true Jaccard similarity of the shingle sets reaches the threshold; the accepted pairs' connected
-# components are the duplicate clusters. Nothing depends on the order in which documents come.
-# All of it is whole-array work: 168 bytes a document for the bands, 16 bytes an edge for the
-# components, and some 150 bytes a document for the other small columns, mostly ids.
+# Near-copies among signed documents, in the memory of one machine.
+# Candidates share a band of their MinHash signatures. A candidate pair is accepted only if the true
+# Jaccard similarity of its shingle sets reaches the threshold, and the connected components of the
+# accepted pairs are the duplicate clusters. The order of the documents changes nothing.
+# All work is on whole arrays: 168 bytes per document for the bands, 16 bytes per edge for the
+# components, and some 150 bytes per document for the other small columns, mostly ids.
 class PreparedParts:
     """The prepared parts, addressed by document number over all of them."""
 
@@ -335,26 +338,29 @@ class PreparedParts:
         """Rows of `DOCUMENT_SCHEMA`."""
 
     def by_part(self, numbers: np.ndarray) -> list[tuple[DocumentPart, np.ndarray, np.ndarray]]:
-        """Parts with documents of these numbers: `(part, places in numbers, rows of the part)`."""
+        """Group documents by part: `(part, places in numbers, rows of the part)` of each."""
         order = np.argsort(numbers, kind="stable")
         bounds = np.searchsorted(numbers[order], self.offsets)
-        found = []
+        groups = []
         for part, (first, last) in enumerate(itertools.pairwise(bounds)):
             if first < last:
                 places = order[first:last]
-                found.append((self.parts[part], places, numbers[places] - self.offsets[part]))
-        return found
+                groups.append((self.parts[part], places, numbers[places] - self.offsets[part]))
+        return groups
 
     def fetch_matrix(self, numbers: np.ndarray, column: str, dtype: type) -> np.ndarray:
         """A fixed-size binary column as a matrix, one row a number."""
 
-        def read(one: tuple[DocumentPart, np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-            part, places, rows = one
+        def read(
+            group: tuple[DocumentPart, np.ndarray, np.ndarray],
+        ) -> tuple[np.ndarray, np.ndarray]:
+            part, places, rows = group
             return places, matrix_of(part.read_rows(column, pa.array(rows)), dtype)
 
         result: np.ndarray = np.empty((len(numbers), 0), dtype)
         with ThreadPoolExecutor(READERS) as readers:
             for places, values in readers.map(read, self.by_part(numbers)):
+                # How wide the matrix is, only the first part that arrives tells.
                 if result.shape[1] != values.shape[1]:
                     result = np.empty((len(numbers), values.shape[1]), dtype)
                 result[places] = values
@@ -371,7 +377,7 @@ def comparison(
     fetch_shingles: Callable[[np.ndarray], list[np.ndarray]],
     threshold: float,
 ) -> Compare:
-    """Compares pairs of documents, signatures first since they are cheaper.
+    """Compare pairs of documents, by their signatures first, since these are cheaper.
 
     Args:
         fetch_signatures: document numbers (sorted) to their signatures.
@@ -381,6 +387,7 @@ def comparison(
     def compare(pairs: np.ndarray) -> np.ndarray:
         similarity = np.full(len(pairs), np.nan)
         if len(pairs):
+            # A document's signature is fetched once, however many pairs it is in.
             numbers, places = np.unique(pairs, return_inverse=True)
             signatures = fetch_signatures(numbers)
             is_open = np.concatenate(
@@ -406,12 +413,13 @@ def fetch_shingles(
         numbers: of documents in `prepared`; only candidates for near-copies are asked for.
     """
     words = run.settings.near_duplicates.shingle_words
-    found = prepared.by_part(numbers)
-    items = [(part, rows, f"{run.scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in found]
+    groups = prepared.by_part(numbers)
+    # Tasks return only small records, so they hand the sets over in files.
+    items = [(part, rows, f"{run.scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in groups]
     work = partial(_shingle, words=words)
     map_tasks(run.spark, "shingling candidates", items, work, run.report)
     sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
-    for (_, places, _), (_, _, url) in zip(found, items, strict=True):
+    for (_, places, _), (_, _, url) in zip(groups, items, strict=True):
         with files.open_file(url) as file, pa.ipc.open_stream(file) as stream:
             column = stream.read_all()["shingles"]
         for place, hashes in zip(places, column, strict=True):
@@ -431,16 +439,17 @@ def _shingle(item: tuple[DocumentPart, np.ndarray, str], words: int) -> dict[str
 def remember_pairs(
     compare: Compare, hashes: np.ndarray, settings: NearDuplicateSettings, cache: str | None
 ) -> Compare:
-    """The same comparison, but for pairs of texts that an earlier run has compared.
+    """Wrap a comparison: pairs of texts that an earlier run has compared come from the cache.
 
     Args:
-        hashes: uint8 of shape (documents, bytes), of equal rows for equal texts.
+        hashes: uint8 of shape (documents, bytes); equal texts have equal rows.
         cache: folder of what earlier runs made.
     """
     decided_by = settings.model_dump(mode="json")
     key = cache_key("similarities", __name__, ["numpy", "scipy"], settings=decided_by)
 
     def compare_new(pairs: np.ndarray) -> np.ndarray:
+        # A pair is named by its texts' hashes, since the numbers of documents change between runs.
         names = hashes[pairs].reshape(len(pairs), 2 * hashes.shape[1])
         similarity = cached_rows(
             cache,
@@ -454,7 +463,7 @@ def remember_pairs(
 
 
 BANDS_AT_ONCE = 4
-"""Each needs some 40 bytes a document besides the bands themselves."""
+"""Bands that are sorted at a time; each needs some 40 bytes per document besides the bands."""
 
 Buckets = tuple[np.ndarray, np.ndarray]
 """Of one band: the documents of shared buckets side by side, and where each one's bucket begins."""
@@ -490,7 +499,7 @@ class NearDuplicates:
 
 
 def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) -> NearDuplicates:
-    """Cluster documents of which no two are exact copies.
+    """Cluster documents, of which no two are exact copies, by their near-copies.
 
     Args:
         bands: uint64 of shape (n, bands), from `spark_jobs.clean.prepare.band_keys`.
@@ -499,12 +508,13 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
     count = len(bands)
     with ThreadPoolExecutor(BANDS_AT_ONCE) as threads:
         buckets = list(threads.map(_buckets, bands.T if count else []))
+    # First each document with its bucket's first only: so few pairs mostly connect the bucket.
     stars = _unique(_star_pairs(buckets), count)
     first, compared_first = _verify(stars, count, compare, threshold)
     component = components(first, count)
     # Most pairs of a large bucket are connected by now; only the others can change a component.
     window = _unique(_window_pairs(buckets, component), count)
-    # Those were compared already.
+    # The stars are among them, and were compared already.
     rest = np.setdiff1d(window, stars, assume_unique=True)
     second, compared_second = _verify(rest, count, compare, threshold)
     edges = first + second
@@ -517,8 +527,8 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
 
 
 def components(edges: Edges, count: int) -> np.ndarray:
-    """The connected component of each of `count` documents; numbers mean nothing by themselves."""
-    # Imported here, for all commands load this module and only cleaning needs them.
+    """The connected component of each of `count` documents; the numbers have no meaning."""
+    # Imported here, since all commands load this module, and only cleaning needs scipy.
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -528,55 +538,59 @@ def components(edges: Edges, count: int) -> np.ndarray:
 
 
 def _verify(codes: np.ndarray, count: int, compare: Compare, threshold: float) -> tuple[Edges, int]:
-    """The pairs of these codes (`_unique`) that reach the threshold, and how many were compared.
+    """Compare the pairs of these codes (`_unique`); return those that reach the threshold.
 
-    Those are the pairs that the signatures had not ruled out.
+    Also returns how many were compared, which the signatures had not ruled out.
     """
     pairs = np.stack([codes // count, codes % count], axis=1) if count else np.empty((0, 2), int)
     similarity = compare(pairs)
+    # NaN, of a pair that was ruled out, is not above any threshold.
     kept = similarity >= threshold
     edges = Edges(pairs[kept, 0], pairs[kept, 1], similarity[kept])
     return edges, int(np.sum(~np.isnan(similarity)))
 
 
 def _star_pairs(buckets: list[Buckets]) -> Iterator[np.ndarray]:
-    """Every document of a bucket with the bucket's first."""
+    """Pair every document of a bucket with the bucket's first."""
     for order, first in buckets:
         member = first != np.arange(len(order))
         yield np.stack([order[first[member]], order[member]], axis=1)
 
 
 def _window_pairs(buckets: list[Buckets], component: np.ndarray) -> Iterator[np.ndarray]:
-    """Every document of a bucket with those after it, where not yet in one component."""
+    """Pair every document of a bucket with those after it, unless they are in one component."""
     for order, first in buckets:
         places = np.arange(len(order))
-        found = [np.empty((0, 2), np.int64)]
+        pairs = [np.empty((0, 2), np.int64)]
         for distance in range(1, BUCKET_WINDOW + 1):
+            # Buckets lie one after another, so the same bucket this far on is a pair.
             places = places[places + distance < len(order)]
             places = places[first[places] == first[places + distance]]
             if not len(places):
                 break
             left, right = order[places], order[places + distance]
             apart = component[left] != component[right]
-            found.append(np.stack([left[apart], right[apart]], axis=1))
-        yield np.concatenate(found)
+            pairs.append(np.stack([left[apart], right[apart]], axis=1))
+        yield np.concatenate(pairs)
 
 
 def _buckets(keys: np.ndarray) -> Buckets:
-    """The shared buckets of one band, whose keys are of shape (n,)."""
+    """The shared buckets of a band, from its keys: shape (n,)."""
+    # Stable, so that the documents of a bucket stay in the order of their numbers.
     order = np.argsort(keys, kind="stable")
     is_new = run_starts(keys[order])
+    # A bucket is shared if the key before or behind is the same.
     is_shared = ~is_new
     is_shared[:-1] |= ~is_new[1:]
     order, is_new = order[is_shared], is_new[is_shared]
     return order, np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))
 
 
-def _unique(found: Iterator[np.ndarray], count: int) -> np.ndarray:
-    """Each pair once, in order, as one number: the smaller document's times `count`, and the
-    larger's."""
+def _unique(groups: Iterator[np.ndarray], count: int) -> np.ndarray:
+    """Encode pairs as sorted numbers, each once: the smaller document times `count`, plus the
+    larger."""
     codes = [np.empty(0, np.int64)]
-    for pairs in found:
+    for pairs in groups:
         low, high = pairs.min(axis=1, initial=count), pairs.max(axis=1, initial=0)
         codes.append(low * count + high)
     return sorted_unique(np.concatenate(codes))

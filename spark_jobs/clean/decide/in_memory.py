@@ -1,15 +1,15 @@
 """Decides with a row of every document in the driver's memory: some 970 bytes each.
 
-The survivor is the longest document, of several the one with the smallest id. Near-copies and texts
-of one template are a cluster, whose id is the smallest of its members'. None of it depends on how
-the text is partitioned.
+The survivor is the longest document, and of several the one with the smallest id. Near-copies and
+texts of one template form a cluster, whose id is the smallest text hash of its members. Nothing
+depends on how the text is partitioned.
 
 Texts of earlier corpora that have left the sources are clustered with the others, so that a cluster
 stays in its split; `spark_jobs.clean.history` says which that is, and who may survive in it.
 
-Four steps, each on columns of whole arrays: `group_exact` finds the documents of equal text, one of
-which represents them; `thin_out` leaves a few texts of each template; `find_near_duplicates`
-clusters the representatives; `decide_survivors` says of every document whether it stays.
+Four steps, each on columns of whole arrays: `group_exact` groups the documents of equal text, which
+one of them represents; `thin_out` keeps a few texts of each template; `find_near_duplicates`
+clusters the representatives; `decide_survivors` decides whether each document stays.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ from spark_jobs.settings import SplitSettings
 from spark_jobs.text import HASH_BYTES
 
 _DIGITS_COMPARED = 16
-"""Of a text's hash, in the name of a pair: 64 bits, as many as a shingle's hash has."""
+"""Digits of a text's hash in the name of a pair: 64 bits, as many as a shingle's hash has."""
 
 
 class InMemoryDecider(decider.Decider):
@@ -79,6 +79,7 @@ class InMemoryDecider(decider.Decider):
 
     def decide(self, past: list[decider.DocumentPart]) -> decider.DecidedDocuments:
         run, settings = self._run, self._run.settings
+        # Without texts that have left, the corpus need not be read again.
         prepared = PreparedParts([*self._parts, *past], run.forgotten) if past else self._corpus
         documents = prepared.documents
         recorded = look_up(documents, run.history, run.numbered_sources)
@@ -113,6 +114,7 @@ class InMemoryDecider(decider.Decider):
                 ["reason", "source", "documents", "bytes", "repaired"]
             ).to_pylist(),
             slices=slices.rename_columns({"count_all": "documents"}).to_pylist(),
+            # `frexp` has its fractions below 1, so its exponent is one more than that of the power.
             lengths=_histogram(np.frexp(stay["characters"].to_numpy())[1] - 1),
             cluster_sizes=_histogram(decided.cluster_sizes),
             examples=_examples(documents, prepared.offsets, settings.examples_per_reason),
@@ -124,7 +126,7 @@ class InMemoryDecider(decider.Decider):
         )
 
     def _find_near(self, prepared: PreparedParts, documents: np.ndarray) -> NearDuplicates:
-        """Cluster the near-copies among documents of different text, numbered by their places."""
+        """Cluster the near-copies among distinct texts, numbered by their places."""
         run, settings = self._run, self._run.settings
         keys = np.empty((len(documents), 0), np.uint64)
         if bands_of(settings) and len(documents):
@@ -148,8 +150,8 @@ class InMemoryDecider(decider.Decider):
         forgotten = pa.array(self._run.forgotten.hidden, pa.string())
         places = history.missing(pa.chunked_array([*hashes.chunks, forgotten]))
         offsets = np.cumsum([0, *(part.rows for part in history.parts)])
-        chosen = split_rows(places, offsets, pa.table({}))
-        return write_part_rows(self._run.scratch, decider.CHOSEN_SCHEMA, chosen)
+        missing = split_rows(places, offsets, pa.table({}))
+        return write_part_rows(self._run.scratch, decider.CHOSEN_SCHEMA, missing)
 
 
 def _hashes_of(documents: pa.Table) -> np.ndarray:
@@ -167,6 +169,7 @@ def _examples(
     documents: pa.Table, offsets: np.ndarray, count: int
 ) -> dict[str, list[decider.Example]]:
     examples: dict[str, list[decider.Example]] = {}
+    # Forgotten text is never shown, nor is text that is only on record.
     unshown = {None, decider.PAST, FORGOTTEN, SIMILAR}
     for reason in sorted({*pc.unique(documents["reason"]).to_pylist()} - unshown):
         numbers = np.flatnonzero(pc.equal(documents["reason"], reason).fill_null(False))
@@ -180,7 +183,7 @@ def _examples(
 
 
 class Recorded(NamedTuple):
-    """What the record of earlier corpora says of documents; all arrays: shape (documents,)."""
+    """What earlier corpora recorded of documents; all arrays have the shape (documents,)."""
 
     by_text: np.ndarray
     """Code of the split that its text was in."""
@@ -192,7 +195,7 @@ class Recorded(NamedTuple):
 
 
 def look_up(documents: pa.Table, history: History | None, numbered: Sequence[str]) -> Recorded:
-    """What is on record of documents, rows of `decider.DOCUMENT_SCHEMA`.
+    """Look documents (rows of `decider.DOCUMENT_SCHEMA`) up in the record.
 
     Args:
         numbered: sources whose rows are named by their numbers.
@@ -201,14 +204,16 @@ def look_up(documents: pa.Table, history: History | None, numbered: Sequence[str
         zeros = np.zeros(documents.num_rows, np.int64)
         return Recorded(zeros, zeros, zeros + 1, zeros)
     record, past = history.documents, documents["past"].to_numpy()
-    known = pc.index_in(documents["text_hash"], record["text_hash"])
-    is_same = np.asarray(pc.equal(record["id"].take(known), documents["id"]).fill_null(False))
-    places = np.asarray(known.fill_null(-1))
+    same_text = pc.index_in(documents["text_hash"], record["text_hash"])
+    is_same = np.asarray(pc.equal(record["id"].take(same_text), documents["id"]).fill_null(False))
+    places = np.asarray(same_text.fill_null(-1))
     numbers = are_row_numbers(documents["id"], documents["source"], numbered)
+    # A row's number names another row as soon as one is inserted, so it says nothing.
     ids = pc.if_else(numbers, -1, pc.index_in(documents["id"], record["id"]).fill_null(-1))
+    # Place -1, of what is not on record, takes the value that is appended: that of new text.
     splits = np.append(codes_of(record["split"]), NONE)
     slices = np.append(record["slice"].to_numpy(), history.slice)
-    # Under other cleaning settings a text may have another hash than it was recorded with.
+    # Under other cleaning settings a text may have another hash than the one on record.
     by_text = np.where(past, documents["recorded_split"].to_numpy(), splits[places])
     return Recorded(
         by_text,
@@ -250,12 +255,13 @@ def thin_out(
     split: SplitSettings,
     keep: int | None,
 ) -> tuple[pa.Table, Texts]:
-    """Leave a few texts of each template, and give the documents of the others a fault.
+    """Keep a few texts of each template, and give the documents of the others a fault.
 
-    Those on record all stay, and come first; then those set apart for judging, those to replay
-    last, as among documents of equal text; then those of smaller hash.
+    All texts on record stay, and come first. Then come those that are set apart to evaluate, and
+    those to replay last, as among documents of equal text; then those with smaller hashes.
     """
     table = documents.select(["shape", "past"]).take(texts.representatives)
+    # A text is new if none of its documents is on record.
     is_new = np.ones(table.num_rows, bool)
     np.logical_and.at(is_new, texts.group, recorded.by_text[texts.members] == NONE)
     numbers = np.flatnonzero(pc.and_not(table["shape"].is_valid(), table["past"]))
@@ -267,14 +273,16 @@ def thin_out(
     numbers, places = numbers[order], np.arange(len(order))
     first = np.maximum.accumulate(np.where(run_starts(shapes[order]), places, 0))
     stays = np.ones(len(is_new), bool)
+    # Texts on record are never dropped for their number, but count first.
     stays[numbers] = ~is_new[numbers] | (places - first < (keep or len(numbers)))
     is_left = stays[texts.group]
     faults = np.zeros(documents.num_rows, bool)
     faults[texts.members[~is_left]] = True
     column = pc.if_else(pa.array(faults), decider.TEMPLATE, documents["fault"])
+    # Groups are numbered again, without those that went.
     group = (np.cumsum(stays) - 1)[texts.group[is_left]]
-    left = Texts(texts.members[is_left], group, texts.representatives[stays])
-    return documents.set_column(documents.column_names.index("fault"), "fault", column), left
+    kept_texts = Texts(texts.members[is_left], group, texts.representatives[stays])
+    return documents.set_column(documents.column_names.index("fault"), "fault", column), kept_texts
 
 
 class Decisions(NamedTuple):
@@ -295,23 +303,26 @@ def decide_survivors(
     recorded: Recorded,
     split: SplitSettings,
 ) -> Decisions:
-    """Give every document its cluster, the reason why it goes or its split.
+    """Give every document its cluster, and its split or the reason for dropping it.
 
     Args:
-        documents: the small columns, one row a document; nothing else of the corpus is needed.
-        texts: of `group_exact`, `near`: their near-copies.
+        documents: the small columns, one row per document; nothing else of the corpus is needed.
+        texts: of `group_exact`; `near`: their near-copies.
     """
     representatives, past = texts.representatives, documents["past"].to_numpy()
     numbers = np.arange(len(representatives))
+    # Texts of one shape are in one cluster, whether they are near-copies or not.
     linked = Edges(_first_of_shape(documents, representatives), numbers, np.zeros(len(numbers)))
     cluster = components(near.edges + linked, len(numbers))
     facts = _text_facts(documents, texts, recorded, split)
     # Texts are in the order of their hashes, so the first names its cluster.
     named_by = pa.array(representatives[_first_of(cluster, numbers)])
     names = documents["text_hash"].take(named_by).combine_chunks()
+    # How many groups of near-copies a cluster has: each group counts at its first text.
     groups = np.bincount(cluster, _first_of(near.component, numbers) == numbers)[cluster]
     fates = decide(facts, _largest(facts.for_cluster(), cluster), by_hash(names, split, groups))
     eligible = fates.eligible.astype(np.int64)
+    # Of each group of near-copies the best eligible text stays, and all that stay in any case.
     best = _survivors(documents, representatives, near.component, eligible)
     stays = fates.stays | (fates.eligible & (best == numbers))
     survivor = np.where(stays, numbers, best)
@@ -319,9 +330,11 @@ def decide_survivors(
     nothing = pa.scalar(None, pa.string())
     spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, nothing)
     of_cluster = pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt)
+    # A text that no other one replaces, and that still goes, goes for its template.
     own = pc.if_else(pa.array(survivor == numbers), decider.TEMPLATE, decider.NEAR)
     of_representative = pc.if_else(pa.array(stays), nothing, pc.coalesce(of_cluster, own))
 
+    # Now from texts to documents: -1 for a document with a fault, which has no text here.
     text = np.full(documents.num_rows, -1)
     text[texts.members] = texts.group
     stands = np.zeros(documents.num_rows, bool)
@@ -339,6 +352,7 @@ def decide_survivors(
     }
     for name, values in columns.items():
         documents = documents.append_column(name, values)
+    # Documents that have left the sources are not counted.
     sizes = np.bincount(cluster[texts.group], ~past[texts.members])
     duplicates = _list_duplicates(documents, texts, survivor, near.edges)
     return Decisions(documents, duplicates, sizes[sizes > 0].astype(np.int64))
@@ -347,7 +361,7 @@ def decide_survivors(
 def _text_facts(
     documents: pa.Table, texts: Texts, recorded: Recorded, split: SplitSettings
 ) -> TextFacts:
-    """What is known of each text, the strictest where its documents differ."""
+    """Collect the facts about each text, the strictest where its documents differ."""
     by_text, by_id = np.zeros((2, len(texts.representatives)), np.int64)
     # A text is as old as the first of its documents that is on record.
     slices = recorded.slices[texts.representatives]
@@ -363,6 +377,7 @@ def _text_facts(
         present=~past[texts.representatives],
         forced=np.where(of_representative == NONE, of_members, of_representative),
         by_text=by_text,
+        # What is on record of the text itself goes before what is of its id.
         by_id=np.where(by_text == NONE, by_id, NONE),
         slices=slices,
     )
@@ -383,6 +398,7 @@ def _list_duplicates(
     own = representatives[texts.group]
     exact = np.flatnonzero((texts.members != own) & ~past[texts.members])
     near = np.flatnonzero(~past[representatives] & (survivor != np.arange(len(survivor))))
+    # Every edge in both directions; a text's most similar neighbor comes first.
     ends = np.concatenate([edges.left, edges.right])
     others = np.concatenate([edges.right, edges.left])
     similarity = np.tile(edges.similarity, 2)
@@ -404,7 +420,7 @@ def _list_duplicates(
 
 
 def _first_of_shape(documents: pa.Table, numbers: np.ndarray) -> np.ndarray:
-    """For each of some documents, the place among them of the first of its shape."""
+    """For each document, the place of the first document of its shape among them."""
     shapes = documents["shape"].take(pa.array(numbers))
     first = np.arange(len(numbers))
     places = np.flatnonzero(shapes.is_valid())
@@ -414,7 +430,7 @@ def _first_of_shape(documents: pa.Table, numbers: np.ndarray) -> np.ndarray:
 
 
 def _largest(facts: ClusterFacts, component: np.ndarray) -> ClusterFacts:
-    """Of each text's cluster, the largest codes."""
+    """The largest codes of each text's cluster."""
 
     def largest(codes: np.ndarray) -> np.ndarray:
         of_component = np.zeros(component.max(initial=-1) + 1, np.int64)
@@ -427,9 +443,9 @@ def _largest(facts: ClusterFacts, component: np.ndarray) -> ClusterFacts:
 def _survivors(
     documents: pa.Table, numbers: np.ndarray, component: np.ndarray, preferred: np.ndarray
 ) -> np.ndarray:
-    """For each of some documents, the place among them of its component's survivor.
+    """For each document, the place of its component's survivor among them.
 
-    The most preferred one is the survivor, of several the longest.
+    The survivor is the most preferred document, of several the longest, then that of smallest id.
     """
     survivor = np.arange(len(numbers))
     # Nearly all are alone in their component, and need not be compared.

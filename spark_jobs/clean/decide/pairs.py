@@ -4,8 +4,8 @@ The rows of a band come sorted by their keys, so that each bucket is a run of ro
 bucket: Spark's windows spill, and of those that are paired batch by batch the texts just before are
 enough. So one of a million documents costs no more memory than one of two.
 
-Of a pair, signatures are compared first, since they are small, and rule most pairs out. Shingle
-sets are made of those texts alone that are left, by tasks that read the texts where they are.
+The signatures of a pair are compared first, since they are small and rule most pairs out. Shingle
+sets are computed only of the remaining texts, by tasks that read the texts where they are.
 
 Components come by large-star and small-star in turn, from Kiveris, Lattanzi, Mirrokni, Rastogi and
 Vassilvitskii, "Connected Components in MapReduce and Beyond" (2014): each text's neighbors and
@@ -33,14 +33,15 @@ from spark_jobs.settings import NearDuplicateSettings
 
 
 def connect(work: Work, edges: DataFrame) -> DataFrame:
-    """The component of every text with an edge, but for the smallest of each.
+    """Find the component of every text with an edge, except the smallest text of each.
 
     Args:
-        edges: `low` and `high`, in any order, where `low` is below `high`.
+        edges: `low` and `high` of each, where `low` < `high`; rows in any order.
 
     Returns:
         `text` and `cluster`, which is the smallest text of its component.
     """
+    # Every text is linked to a smaller one from the first round on.
     stars = edges.selectExpr("high as text", "low as cluster").distinct()
     stars = work.keep(stars, "connecting copies")
     while _is_unfinished(work, stars):
@@ -53,21 +54,22 @@ def _is_unfinished(work: Work, stars: DataFrame) -> bool:
     several = stars.groupBy("text").count().where("count > 1").select("text")
     centers = stars.selectExpr("cluster as text").distinct()
     chained = stars.join(centers, "text", "left_semi").select("text")
+    # One row is enough to go on, so that Spark need not find all.
     return bool(work.collect(several.union(chained).limit(1), "connecting copies"))
 
 
 def _large_star(links: DataFrame) -> DataFrame:
-    """Each text's larger neighbors, linked to the smallest neighbor or the text itself."""
-    both = links.selectExpr("text as node", "cluster as neighbor").union(
+    """Link each text's larger neighbors to the smallest of its neighbors and itself."""
+    directed = links.selectExpr("text as node", "cluster as neighbor").union(
         links.selectExpr("cluster as node", "text as neighbor")
     )
-    smallest = both.groupBy("node").agg(F.min(F.least("node", "neighbor")).alias("cluster"))
-    larger = both.where("neighbor > node").join(smallest, "node")
+    smallest = directed.groupBy("node").agg(F.min(F.least("node", "neighbor")).alias("cluster"))
+    larger = directed.where("neighbor > node").join(smallest, "node")
     return larger.selectExpr("neighbor as text", "cluster").distinct()
 
 
 def _small_star(links: DataFrame) -> DataFrame:
-    """Each text and its smaller neighbors, linked to the smallest of them."""
+    """Link each text and its smaller neighbors to the smallest of them."""
     smallest = links.groupBy("text").agg(F.min("cluster").alias("smallest"))
     smaller = links.join(smallest, "text").where("cluster != smallest")
     return (
@@ -82,11 +84,12 @@ PAIR_SCHEMA = pa.schema([("low", pa.int64()), ("high", pa.int64())])
 
 
 def shared_buckets(work: Work, texts: DataFrame, parts: list[DocumentPart]) -> DataFrame:
-    """Rows of `BAND_SCHEMA` whose bucket several texts share, with `first`, the first of them."""
+    """Rows of `BAND_SCHEMA` in buckets that several texts share; `first` is the first of these."""
     rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
     places = work.by_part(texts, rows, "finding signatures").places
     items = [(parts[number], place) for number, place in sorted(places.items())]
     bands = work.over_parts(items, _read_bands, BAND_SCHEMA)
+    # The key and the band: equal keys of different bands do not mean equal rows.
     bucket = Window.partitionBy("key", "band")
     buckets = bands.select(
         *("*", F.min("text").over(bucket).alias("first"), F.count("*").over(bucket).alias("size"))
@@ -95,7 +98,7 @@ def shared_buckets(work: Work, texts: DataFrame, parts: list[DocumentPart]) -> D
 
 
 def star_pairs(work: Work, buckets: DataFrame) -> DataFrame:
-    """Every text of a bucket with the bucket's first, each pair once."""
+    """Pair every text of a bucket with the bucket's first; each pair once."""
     pairs = buckets.where("first != text").selectExpr("first as low", "text as high")
     return work.keep(pairs.distinct(), "pairing candidates")
 
@@ -103,12 +106,14 @@ def star_pairs(work: Work, buckets: DataFrame) -> DataFrame:
 def window_pairs(
     work: Work, buckets: DataFrame, clusters: DataFrame, stars: DataFrame
 ) -> DataFrame:
-    """Every text of a bucket with those after it, where not yet in one cluster, each pair once.
+    """Pair every text of a bucket with those after it, unless in one cluster; each pair once.
 
     Args:
-        clusters: of `connect`.
-        stars: pairs that were compared already.
+        clusters: of `connect`, from the pairs that were compared first.
+        stars: these pairs.
     """
+    # `connect` leaves out the smallest text of a cluster and texts without edges: they are their
+    # own cluster.
     placed = buckets.join(clusters, "text", "left").withColumn(
         "cluster", F.coalesce("cluster", "text")
     )
@@ -116,7 +121,7 @@ def window_pairs(
     bucket = ["key", "band"]
     spread = placed.groupBy(*bucket).agg(F.min("cluster").alias("a"), F.max("cluster").alias("b"))
     apart = placed.join(spread.where("a < b").select(*bucket), bucket, "left_semi")
-    # The key decides the partition, so a bucket lies in one; the band comes in by the sort.
+    # The key decides the partition, so a bucket lies in one; sorting also tells bands apart.
     ordered = apart.select(*bucket, "text", "cluster").repartition(work.partitions, "key")
     pairs = ordered.sortWithinPartitions(*BAND_SCHEMA.names).mapInArrow(
         find_window, from_arrow_schema(PAIR_SCHEMA)
@@ -127,15 +132,16 @@ def window_pairs(
 
 def _read_bands(_: int, item: tuple[DocumentPart, RowLocation]) -> pa.Table:
     part, place = item
-    chosen = place.read()
-    keys = matrix_of(part.read_rows("bands", chosen["row"]), np.int64)
+    rows = place.read()
+    keys = matrix_of(part.read_rows("bands", rows["row"]), np.int64)
     count, bands = keys.shape
-    columns = [keys.ravel(), np.tile(np.arange(bands), count), np.repeat(chosen["text"], bands)]
+    columns = [keys.ravel(), np.tile(np.arange(bands), count), np.repeat(rows["text"], bands)]
     return pa.Table.from_arrays(list(map(pa.array, columns)), schema=BAND_SCHEMA)
 
 
 def find_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Sorted rows of `BAND_SCHEMA` with their clusters to the pairs of a window (`PAIR_SCHEMA`)."""
+    """Find the pairs of a window (`PAIR_SCHEMA`) in sorted rows of `BAND_SCHEMA` and clusters."""
+    # The end of the last bucket, which may go on in the next batch.
     held = np.empty((4, 0), np.int64)
     for batch in filter(len, batches):
         known = held.shape[1]
@@ -149,10 +155,10 @@ def find_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if not len(places):
                 break
             apart = cluster[places] != cluster[places + distance]
-            # Pairs of held rows alone came out with the batch before.
+            # Pairs of two held rows were already returned with the batch before.
             left = places[apart & (places + distance >= known)]
             yield pa.record_batch([text[left], text[left + distance]], schema=PAIR_SCHEMA)
-        # No pair of the next batch reaches farther back.
+        # No pair of the next batch reaches back farther, nor into another bucket.
         held = rows[:, bucket == bucket[-1]][:, -BUCKET_WINDOW:]
 
 
@@ -172,9 +178,9 @@ class Verifier:
     settings: NearDuplicateSettings
 
     def verify(self, pairs: DataFrame) -> tuple[DataFrame, int]:
-        """The pairs (`PAIR_SCHEMA`) that reach the threshold, as rows of `EDGE_SCHEMA`.
+        """Compare pairs (`PAIR_SCHEMA`); return those that reach the threshold, as `EDGE_SCHEMA`.
 
-        And how many were compared, since the signatures had not ruled them out.
+        Also returns how many were compared, which the signatures had not ruled out.
         """
         threshold = self.settings.threshold
         signed = self._with_values(pairs, _read_signatures, pa.binary())
@@ -187,12 +193,13 @@ class Verifier:
         common = F.size(F.array_intersect("left", "right"))
         jaccard = common / (F.size("left") + F.size("right") - common)
         compared = shingled.select("low", "high", jaccard.alias("similarity"))
-        # Kept below the threshold, too: they are counted, and a lost executor costs no text twice.
+        # All are kept: those below are counted, too, and a lost executor costs no text twice.
         compared = self.work.keep(compared, "comparing texts")
         return compared.where(F.col("similarity") >= threshold), compared.count()
 
     def _with_values(self, pairs: DataFrame, read: Read, kind: pa.DataType) -> DataFrame:
-        """Pairs, each with what is read of both texts: `low`, `high`, `left`, `right`."""
+        """Join pairs with what is read of both texts: `low`, `high`, `left`, `right`."""
+        # Each text is read once, however many pairs it is in.
         texts = pairs.selectExpr("low as text").union(pairs.selectExpr("high as text")).distinct()
         rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
         placed = texts.join(self.texts.select("text", "part", "row"), "text")
@@ -201,7 +208,7 @@ class Verifier:
         schema = pa.schema([("text", pa.int64()), ("value", kind)])
         work = partial(_read_values, read=read, schema=schema)
         values = self.work.keep_parts(items, work, schema, "reading candidates")
-        # A text of very many pairs is the low one: its partition is split, its value sent to all.
+        # A text of very many pairs is the low one: its partition is split, and its value copied.
         return pairs.join(values.selectExpr("text as low", "value as left"), "low").join(
             values.selectExpr("text as high", "value as right"), "high"
         )
@@ -211,17 +218,18 @@ def _read_values(
     _: int, item: tuple[DocumentPart, RowLocation], read: Read, schema: pa.Schema
 ) -> pa.Table:
     part, place = item
-    chosen = place.read()
-    return pa.Table.from_arrays([chosen["text"], read(part, chosen["row"])], schema=schema)
+    rows = place.read()
+    return pa.Table.from_arrays([rows["text"], read(part, rows["row"])], schema=schema)
 
 
 def _read_signatures(part: DocumentPart, rows: pa.Array) -> pa.Array:
+    # Spark has no binary values of a fixed size; `_rule_out` finds the size again.
     return part.read_rows("signature", rows).cast(pa.binary())
 
 
 def _read_shingles(part: DocumentPart, rows: pa.Array, words: int) -> pa.Array:
     sets = shingle_sets(part.read_rows("text", rows).to_pylist(), words)
-    return pa.array([one.view(np.int64) for one in sets], pa.list_(pa.int64()))
+    return pa.array([hashes.view(np.int64) for hashes in sets], pa.list_(pa.int64()))
 
 
 def _rule_out(batches: Iterator[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:

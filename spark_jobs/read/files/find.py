@@ -26,7 +26,7 @@ from spark_jobs.read.source_file import LocalFile, RemoteFile, StoredFile, local
 STORE = "store of llm-assets"
 """The kind of the pipeline's own folder among the text."""
 UNREADABLE = "unreadable"
-"""With which the kinds begin that this user may not read."""
+"""Prefix of the kinds that this user may not read."""
 _SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.EINVAL}
 """What the system says of a folder that was removed during the walk, or whose process has ended."""
@@ -43,7 +43,7 @@ class Walk:
     store: str | None = None
     """A folder, without links, that is no source text."""
     depth: int | None = None
-    """Levels of subfolders that are entered; all without it."""
+    """Levels of subfolders to enter; None for all."""
     chosen: re.Pattern[str] | None = None
     """Names of what is read or counted; all without it."""
 
@@ -87,7 +87,7 @@ class Walk:
         )
 
     def _kind_not_read(self, entry: os.DirEntry[str]) -> str | None:
-        """What a folder or link is counted under that is passed over, and anything hidden."""
+        """What a folder or link that is passed over, or anything hidden, is counted under."""
         if entry.name.startswith(".") and not self.source.hidden:
             return "hidden"
         if entry.is_dir(follow_symlinks=False):
@@ -106,14 +106,14 @@ class Walk:
         return "link out of the folder" if is_outside and not self.source.follow_links else None
 
     def _stat(self, entry: os.DirEntry[str]) -> os.stat_result | None:
-        """Of a regular file; what is none, and has no end to read to, is counted."""
+        """The status of a regular file; anything else, which may have no end, is counted."""
         try:
-            found = entry.stat()
+            status = entry.stat()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        if stat.S_ISREG(found.st_mode):
-            return found
-        self._add(_SPECIAL.get(stat.S_IFMT(found.st_mode), "device"), entry)
+        if stat.S_ISREG(status.st_mode):
+            return status
+        self._add(_SPECIAL.get(stat.S_IFMT(status.st_mode), "device"), entry)
         return None
 
     def _add(self, kind: str, entry: os.DirEntry[str]) -> None:
@@ -154,39 +154,41 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
             settings say otherwise, something that may not be read; or the path leads into the
             store.
     """
-    found = FileListing(unread=SkippedFiles(most=names))
+    listing = FileListing(unread=SkippedFiles(most=names))
     places: set[tuple[str, str]] = set()
+    # The links of a folder are followed once for all of its files.
     real_folder = cache(os.path.realpath)
-    # What is there by that very name is meant, also where the name would be a pattern.
+    # What exists under this very name is meant, even if the name could be a pattern.
     is_name = files.is_local(source.path) and os.path.exists(source.path)
     for url in [source.path] if is_name else expand_braces(source.path):
         if apart:
             _refuse_store(source, url, apart)
         filesystem, path = files.resolve(url)
         matched = list(
-            _match_local(source, path, found.unread, apart)
+            _match_local(source, path, listing.unread, apart)
             if files.is_local(url)
-            else _match_remote(source, filesystem, path, found.unread, apart)
+            else _match_remote(source, filesystem, path, listing.unread, apart)
         )
         if not matched:
-            kind = UserError if found.unread.counts else NoFiles
-            raise kind(_nothing_found(source, url, found.unread))
-        for file in sorted(matched, key=lambda one: one.name):
+            kind = UserError if listing.unread.counts else NoFiles
+            raise kind(_nothing_found(source, url, listing.unread))
+        for file in sorted(matched, key=lambda file: file.name):
             folder, name = os.path.split(file.path)
+            # The folder without links, since two paths of a source may lead to one file.
             place = (real_folder(folder) if isinstance(file, LocalFile) else folder, name)
             if file.format.name not in source.formats:
-                found.unread.add(f"{file.format.name} files", file.name)
+                listing.unread.add(f"{file.format.name} files", file.name)
             elif place in places:
-                found.unread.add("other spelling of a file that is read", file.name)
+                listing.unread.add("other spelling of a file that is read", file.name)
             else:
-                found.files.append(file)
+                listing.files.append(file)
                 places.add(place)
-    if not found.files:
+    if not listing.files:
         raise UserError(
             f"Source {source.name!r}: nothing at {shown_in_line(source.path)} is read: "
-            f"{found.unread}. Formats read here: {', '.join(source.formats)} (key `formats`)."
+            f"{listing.unread}. Formats read here: {', '.join(source.formats)} (key `formats`)."
         )
-    return found
+    return listing
 
 
 def _refuse_store(source: Files, url: str, store: str) -> None:
@@ -233,17 +235,18 @@ def _match_local(
     if not os.path.isdir(folder):
         return
     root = os.path.realpath(folder)
-    chosen = re.compile(glob_translate(pattern)) if pattern else None
+    name_pattern = re.compile(glob_translate(pattern)) if pattern else None
+    # Without `**`, a pattern reaches no deeper than its slashes.
     depth = pattern.count("/") if pattern and "**" not in pattern else None
     store = os.path.realpath(files.resolve(apart)[1]) if apart and files.is_local(apart) else None
-    walk = Walk(source, unread, root, store, depth, chosen)
-    for found, about in walk.files():
-        if not os.access(found, os.R_OK, effective_ids=True):
-            if not os.path.lexists(found):
+    walk = Walk(source, unread, root, store, depth, name_pattern)
+    for place, about in walk.files():
+        if not os.access(place, os.R_OK, effective_ids=True):
+            if not os.path.lexists(place):
                 continue  # It was removed during the walk.
-            walk.not_permitted("file", found)
+            walk.not_permitted("file", place)
             continue
-        if file := _local_file(found, walk.name_of(found), about, unread):
+        if file := _local_file(place, walk.name_of(place), about, unread):
             yield file
 
 
@@ -266,7 +269,7 @@ def _single(source: Files, path: str) -> Iterator[StoredFile]:
 def _local_file(
     path: str, name: str, about: os.stat_result, unread: SkippedFiles
 ) -> LocalFile | None:
-    # A name that is not UTF-8 is written out, as one that holds control characters.
+    # Bytes of a name that are not UTF-8 are escaped, as control characters are.
     name = shown_in_line(os.fsencode(name).decode("utf-8", "backslashreplace"))
     form = format_of(name)
     if form is None:
@@ -290,17 +293,17 @@ def _match_remote(
         folder, details = path.rpartition("/")[0], {path: filesystem.info(path)}
     else:
         details = filesystem.find(path, detail=True)
-    for found, about in details.items():
-        name = shown_in_line(found.removeprefix(folder).lstrip("/"))
-        if about.get("type") == "directory" or found.endswith("/"):
+    for key, about in details.items():
+        name = shown_in_line(key.removeprefix(folder).lstrip("/"))
+        if about.get("type") == "directory" or key.endswith("/"):
             continue
-        if store and filesystem.unstrip_protocol(found).startswith(store):
+        if store and filesystem.unstrip_protocol(key).startswith(store):
             unread.add(STORE, name)
         elif not source.hidden and any(part.startswith(".") for part in name.split("/")):
             unread.add("hidden", name)
         elif form := format_of(name):
-            url, size = filesystem.unstrip_protocol(found), about.get("size") or 0
-            checksum = transfer.stated_checksum(filesystem, found, about)
+            url, size = filesystem.unstrip_protocol(key), about.get("size") or 0
+            checksum = transfer.stated_checksum(filesystem, key, about)
             yield RemoteFile(url, name, size, form, checksum)
         else:
             unread.add(kind_of(name), name)
@@ -339,6 +342,7 @@ def _choices(inside: str, path: str) -> list[str]:
     first, last = bounds.groups()
     if int(first) > int(last):
         raise UserError(f"{path}: the range {{{inside}}} runs backwards.")
+    # Before the names are made, of which a typing error may mean billions.
     if int(last) - int(first) > MOST_PATHS:
         raise UserError(f"{path} means more than {MOST_PATHS:,} files: use a glob instead.")
     width = len(first) if first.startswith("0") and len(first) > 1 else 0

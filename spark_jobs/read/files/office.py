@@ -46,10 +46,10 @@ _MEANT: dict[str, tuple[str, ...]] = {
     "euc_kr": ("cp949",),
     "iso2022_jp": ("iso2022_jp_ext",),
 }
-"""An encoding that a message names to those that programs write under its name: larger ones, and
-UTF-8, which hardly any other text happens to be."""
+"""Maps an encoding that a message names to what programs write under its name: larger encodings,
+and UTF-8, as which hardly any other text can be decoded."""
 MOST_LOST = 0.02
-"""Share of a text's characters: of a footer in another encoding, a cut end, or a vendor's signs."""
+"""Share of characters that may be lost: of a footer, a cut end, or a vendor's signs."""
 _DUMP = re.compile(rb"<mediawiki[\s>]")
 HEAD_BYTES = 4096
 _NOTED = "{*}nvSpPr/{*}nvPr/{*}ph[@type='body']"
@@ -65,7 +65,7 @@ _HTML_BLOCKS += ["br", "div", "tr", "table", "ul", "ol", "dl", "dt", "dd", "sect
 _HTML_BLOCKS += ["header", "footer", "figure", "figcaption"]
 
 _KEPT_BLANKS = {ord(" "): 0xFDD0, ord("\t"): 0xFDD1}
-"""Blanks of text whose lines are as written to characters that no text has."""
+"""Blanks of preformatted text, mapped to characters that no text has."""
 
 
 def read_mail(content: Content) -> Iterator[Document | Fault]:
@@ -110,7 +110,7 @@ def _messages(content: Content) -> Iterator[bytes | OverlongLine]:
                 message, size = [], 0
             else:
                 size += len(line)
-                # Of what is too long nothing more is kept.
+                # Nothing more is kept of a message that is too long.
                 if size <= content.maximum_bytes:
                     message.append(line)
             before = line
@@ -118,13 +118,13 @@ def _messages(content: Content) -> Iterator[bytes | OverlongLine]:
             yield b"".join(message) if size <= content.maximum_bytes else OverlongLine(size)
 
 
-def _mail_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
+def _mail_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
     """A message's subject and text, and the encoding of text that names none."""
-    message = email.message_from_bytes(found, policy=default)
+    message = email.message_from_bytes(content, policy=default)
     assert isinstance(message, EmailMessage)
-    read = [_subject(message, declared), *_own_texts(message, declared)]
-    text = "\n\n".join(filter(None, (text.strip() for text, _ in read)))
-    return text, next((encoding for _, encoding in read if encoding), None)
+    texts = [_subject(message, declared), *_own_texts(message, declared)]
+    text = "\n\n".join(filter(None, (text.strip() for text, _ in texts)))
+    return text, next((encoding for _, encoding in texts if encoding), None)
 
 
 def _subject(message: EmailMessage, declared: str | None) -> tuple[str, str | None]:
@@ -133,14 +133,16 @@ def _subject(message: EmailMessage, declared: str | None) -> tuple[str, str | No
     if "\ufffd" not in subject:
         return subject, None
     # Python has put that sign where the subject is not in the encoding that it names.
-    written = next(value for name, value in message.raw_items() if name.lower() == "subject")
+    header = next(value for name, value in message.raw_items() if name.lower() == "subject")
     texts, encoding = [], None
     try:
-        for piece, charset in decode_header("".join(str(written).splitlines())):
+        for piece, charset in decode_header("".join(str(header).splitlines())):
             if charset is None and isinstance(piece, bytes):
                 piece = piece.decode("raw-unicode-escape")
-            found = piece if isinstance(piece, bytes) else piece.encode("ascii", "surrogateescape")
-            text, other = _decode_as(found, charset or "us-ascii", declared)
+            encoded = (
+                piece if isinstance(piece, bytes) else piece.encode("ascii", "surrogateescape")
+            )
+            text, other = _decode_as(encoded, charset or "us-ascii", declared)
             texts.append(text)
             encoding = encoding or other
     except (UnicodeError, HeaderParseError):
@@ -160,34 +162,38 @@ def _own_texts(part: MIMEPart, declared: str | None) -> Iterator[tuple[str, str 
         return
     if part.get_content_maintype() != "multipart":
         return
-    parts = [one for one in part.iter_parts() if isinstance(one, MIMEPart)]
+    parts = [child for child in part.iter_parts() if isinstance(child, MIMEPart)]
     if kind == "multipart/alternative":
-        # The same text several times, of which a plain one is often left empty.
-        parts.sort(key=lambda one: one.get_content_type() != "text/plain")
-        versions = (list(_own_texts(one, declared)) for one in parts)
+        # The same text in several versions, the plain one first; it is often left empty.
+        parts.sort(key=lambda child: child.get_content_type() != "text/plain")
+        versions = (list(_own_texts(child, declared)) for child in parts)
         yield from next((v for v in versions if any(text.strip() for text, _ in v)), [])
         return
+    # The second part is the signature.
     if kind == "multipart/signed":
         parts = parts[:1]
     elif kind == "multipart/related":
+        # The root alone: the other parts, such as pictures, belong to it.
         start = part.get_param("start")
-        parts = [one for one in parts if start and one["content-id"] == start][:1] or parts[:1]
-    for number, one in enumerate(parts):
+        parts = [child for child in parts if start and child["content-id"] == start][:1] or parts[
+            :1
+        ]
+    for number, piece in enumerate(parts):
         # Text goes on after a picture in a part of its own; what has a name then is a file.
-        if number == 0 or not one.get_filename():
-            yield from _own_texts(one, declared)
+        if number == 0 or not piece.get_filename():
+            yield from _own_texts(piece, declared)
 
 
 def _part_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
     payload = part.get_payload(decode=True)
-    found = payload if isinstance(payload, bytes) else b""
-    text, encoding = _decode_as(found, part.get_content_charset("us-ascii"), declared)
+    content = payload if isinstance(payload, bytes) else b""
+    text, encoding = _decode_as(content, part.get_content_charset("us-ascii"), declared)
     return _html_text(text) if part.get_content_subtype() == "html" else text, encoding
 
 
-def _decode_as(found: bytes, charset: str, declared: str | None) -> tuple[str, str | None]:
-    """Text in the encoding that it names; in one that nobody knows, or that is not the text's own,
-    it is decoded as text files are. Of a text in the encoding but for a few bytes, these are lost.
+def _decode_as(content: bytes, charset: str, declared: str | None) -> tuple[str, str | None]:
+    """Decode text that names its encoding; if that is unknown or wrong, it is decoded as text files
+    are. If only a few bytes are not in the encoding, these are lost.
 
     Raises:
         UnicodeDecodeError: there is no telling.
@@ -196,17 +202,17 @@ def _decode_as(found: bytes, charset: str, declared: str | None) -> tuple[str, s
     failure: UnicodeDecodeError | None = None
     for encoding in encodings:
         try:
-            return found.decode(encoding), None
+            return content.decode(encoding), None
         except UnicodeDecodeError as error:
             failure = failure or error
-    # An encoding of seven bits looks like ASCII to whoever guesses.
-    if failure is None or not found.isascii():
+    # Text in an encoding of seven bits would pass for ASCII.
+    if failure is None or not content.isascii():
         try:
-            return decode(found, declared)
+            return decode(content, declared)
         except UnicodeDecodeError as error:
             failure = error
     for encoding in encodings:
-        text = found.decode(encoding, "replace")
+        text = content.decode(encoding, "replace")
         if text.count("\ufffd") <= MOST_LOST * len(text):
             return text, None
     raise failure
@@ -222,19 +228,19 @@ def _encodings(charset: str) -> tuple[str, ...]:
     return _MEANT.get(name, (name,))
 
 
-def subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
+def subtitles_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
     """What is said, without numbers and times, and the encoding (`rows.Extract`); a line that goes
     on is written once."""
-    text, encoding = decode(found, declared)
+    text, encoding = decode(content, declared)
     is_vtt = text.startswith("WEBVTT")
-    said: list[str] = []
+    spoken: list[str] = []
     grouped = groupby(map(str.strip, text.splitlines()), key=bool)
     blocks = ["\n".join(block) for is_text, block in grouped if is_text]
     for block, after in zip(blocks, [*blocks[1:], None], strict=True):
         before, *timed = _TIMING.split(block)
         if not timed and is_vtt and _VTT_ASIDE.match(before):
             continue
-        # A number stands before its times, if with a blank line between, or last without any.
+        # A number belongs to the times after it, even after a blank line, or at the end to none.
         if not timed and before.isdecimal() and (after is None or _TIMES.match(after)):
             continue
         # In a WebVTT file what is before the times is the name of what follows.
@@ -242,9 +248,9 @@ def subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None]
         for line in "\n".join(shown).splitlines():
             line = _TAG.sub("", line)
             line = (html.unescape(line) if is_vtt else line).strip()
-            if line and said[-1:] != [line]:
-                said.append(line)
-    return "\n".join(said), encoding
+            if line and spoken[-1:] != [line]:
+                spoken.append(line)
+    return "\n".join(spoken), encoding
 
 
 def read_xml(content: Content) -> Iterator[Document | Fault]:
@@ -256,13 +262,14 @@ def read_xml(content: Content) -> Iterator[Document | Fault]:
         return
     from lxml import etree
 
+    # Without entities, which may multiply or fetch other files.
     safe = {"resolve_entities": False, "no_network": True}
     try:
         with content.open() as stream:
             pages = etree.iterparse(stream, tag="{*}page", **safe)
             for number, (_, page) in enumerate(pages, start=1):
                 yield _wiki_page(page, content, number)
-                # Of a dump of gigabytes, one page is held at a time.
+                # Only one page of a dump, which may have gigabytes, is held at a time.
                 page.clear()
                 while page.getprevious() is not None:
                     del page.getparent()[0]
@@ -276,6 +283,7 @@ def _wiki_page(page: Any, content: Content, number: int | str) -> Document | Fau
     """A page's title and the newest of its texts, in the wiki's markup."""
     title = page.findtext("{*}title") or ""
     texts = [text.text or "" for text in page.iterfind("{*}revision/{*}text")]
+    # A page that only leads to another one has no text of its own.
     text = texts[-1].strip() if texts and page.find("{*}redirect") is None else ""
     number = page.findtext("{*}id") or number
     where = f"page {number}"
@@ -285,9 +293,9 @@ def _wiki_page(page: Any, content: Content, number: int | str) -> Document | Fau
     return content.document(f"{content.file.name}:{number}", text, where)
 
 
-def _xml_text(found: bytes) -> str:
+def _xml_text(content: bytes) -> str:
     """All text between the tags, a line for each element that has some."""
-    return "\n".join(filter(None, (" ".join(t.split()) for t in _parse(found).itertext())))
+    return "\n".join(filter(None, (" ".join(t.split()) for t in _parse(content).itertext())))
 
 
 _RTF_ERRORS = "llm-assets.rtf"
@@ -298,15 +306,15 @@ _RTF_NOTE = re.compile(r"(?<!\\)((?:\\\\)*)\{(?:\\\*)?\\footnote(?![a-z])")
 _RTF_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
-def rtf_text(found: bytes) -> str:
+def rtf_text(content: bytes) -> str:
     """A rich text file's text, by striprtf."""
     from striprtf.striprtf import remove_pict_groups, rtf_to_text
 
-    if not found.lstrip().startswith(b"{\\rtf"):
+    if not content.lstrip().startswith(b"{\\rtf"):
         raise ValueError("it does not begin with {\\rtf")
-    # Its own letters are ASCII; all others are written out, in the encoding that it names.
-    # Pictures go first, since anything may look like a brace in them.
-    text = remove_pict_groups(found.decode("latin-1")).replace(r"\ansicpg10000", r"\mac")
+    # Its markup is ASCII; all other letters are escaped, in the encoding that it names.
+    # Pictures go first, since anything in them may look like a brace.
+    text = remove_pict_groups(content.decode("latin-1")).replace(r"\ansicpg10000", r"\mac")
     encoding = "mac_roman" if _RTF_MAC.search(text) else "cp1252"
     codecs.register_error(_RTF_ERRORS, _replace_undefined)
     text, _ = _cut_groups(text, _RTF_DELETED)
@@ -321,8 +329,8 @@ def rtf_text(found: bytes) -> str:
 
 
 def _replace_undefined(error: UnicodeError) -> tuple[str, int]:
-    """In place of a byte that means nothing where each is a character of its own, the sign for an
-    unknown one; in other encodings, more than that would be wrong."""
+    """Replace a byte that is undefined in an encoding of single bytes; in others, more than that
+    byte would be wrong."""
     if isinstance(error, UnicodeDecodeError) and error.encoding == "charmap":
         return "\ufffd", error.start + 1
     raise error
@@ -362,12 +370,12 @@ _TEXT_BOXES = ".//w:txbxContent[not(ancestor::*[local-name()='Fallback'])]//w:p"
 """Paragraphs in text boxes, which are written a second time for old programs."""
 
 
-def docx_text(found: bytes) -> str:
+def docx_text(content: bytes) -> str:
     """A Word file's paragraphs and tables, in their order, tracked changes taken as accepted."""
     import docx
     from docx.oxml import parse_xml
 
-    document = docx.Document(io.BytesIO(found))
+    document = docx.Document(io.BytesIO(content))
     _unwrap(document.element.body)
     blocks = []
     for block in document.iter_inner_content():
@@ -404,7 +412,7 @@ def _unwrap(element: Any) -> None:
 
 def _replace(element: Any, texts: list[Any], text: Any) -> None:
     """Put one text that says what several do in an element's place."""
-    text.text = "".join(one.text or "" for one in texts)
+    text.text = "".join(run.text or "" for run in texts)
     element.getparent().replace(element, text)
 
 
@@ -422,7 +430,7 @@ def _word_table(table: Any) -> str:
 
     def cell_text(cell: Any) -> str:
         parts = cell.inner_content_elements
-        texts = (_word_table(one) if isinstance(one, CT_Tbl) else one.text for one in parts)
+        texts = (_word_table(block) if isinstance(block, CT_Tbl) else block.text for block in parts)
         return "\n".join(texts).strip()
 
     return "\n".join(" | ".join(map(cell_text, row.tc_lst)) for row in table.tr_lst)
@@ -435,39 +443,39 @@ def _word_paragraph(block: Any) -> str:
     return f"{'#' * int(heading[1])} {block.text}" if heading else str(block.text)
 
 
-def odt_text(found: bytes) -> str:
+def odt_text(content: bytes) -> str:
     """An OpenDocument text's headings and paragraphs."""
-    with zipfile.ZipFile(io.BytesIO(found)) as archive:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return "\n\n".join(_paragraphs(_parse(archive.read("content.xml"))))
 
 
-def pptx_text(found: bytes) -> str:
+def pptx_text(content: bytes) -> str:
     """A presentation's text, slide by slide in the order in which they are shown, each with what
     its speaker noted."""
-    with zipfile.ZipFile(io.BytesIO(found)) as archive:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return "\n\n".join(_slides_text(archive))
 
 
 def _slides_text(archive: zipfile.ZipFile) -> Iterator[str]:
     whole = "ppt/presentation.xml"
-    there = set(archive.namelist())
-    places = {identifier: place for identifier, _, place in _relations(archive, there, whole)}
+    members = set(archive.namelist())
+    places = {identifier: place for identifier, _, place in _relations(archive, members, whole)}
     for slide in _parse(archive.read(whole)).iterfind("{*}sldIdLst/{*}sldId"):
         # Its other attribute `id`, in no namespace, is a number.
         place = next((places.get(v, "") for key, v in slide.items() if key.endswith("}id")), "")
-        if place not in there:
+        if place not in members:
             continue
         yield from _paragraphs(_parse(archive.read(place)))
-        for _, kind, beside in _relations(archive, there, place):
-            if kind.endswith("/notesSlide") and beside in there:
-                # Others of its shapes repeat the slide and its number.
+        for _, kind, beside in _relations(archive, members, place):
+            if kind.endswith("/notesSlide") and beside in members:
+                # The other shapes of the notes repeat the slide and its number.
                 for shape in _parse(archive.read(beside)).iter("{*}sp"):
                     if shape.find(_NOTED) is not None:
                         yield from _paragraphs(shape)
 
 
 def _relations(
-    archive: zipfile.ZipFile, there: Container[str], name: str
+    archive: zipfile.ZipFile, members: Container[str], name: str
 ) -> list[tuple[str, str, str]]:
     """What a member refers to: the reference's id, its kind and the other member.
 
@@ -476,23 +484,27 @@ def _relations(
     """
     folder, base = posixpath.split(name)
     place = f"{folder}/_rels/{base}.rels"
-    if place not in there:
+    if place not in members:
         return []
     return [
-        (one.get("Id", ""), one.get("Type", ""), _member_at(there, folder, one.get("Target", "")))
-        for one in _parse(archive.read(place)).iter("{*}Relationship")
+        (
+            relation.get("Id", ""),
+            relation.get("Type", ""),
+            _member_at(members, folder, relation.get("Target", "")),
+        )
+        for relation in _parse(archive.read(place)).iter("{*}Relationship")
     ]
 
 
-def _member_at(there: Container[str], folder: str, target: str) -> str:
-    """The name of what a target leads to; in the archive it may be escaped as in the target."""
+def _member_at(members: Container[str], folder: str, target: str) -> str:
+    """The member that a target leads to; in the archive its name may be escaped as there."""
     name = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-    return name if name in there else unquote(name)
+    return name if name in members else unquote(name)
 
 
-def epub_text(found: bytes) -> str:
+def epub_text(content: bytes) -> str:
     """A book's chapters, in their order."""
-    with zipfile.ZipFile(io.BytesIO(found)) as archive:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
         chapters = (decode(archive.read(name))[0] for name in _chapters(archive))
         return "\n\n".join(map(_html_text, chapters))
 
@@ -504,25 +516,25 @@ def _chapters(archive: zipfile.ZipFile) -> list[str]:
     package = _parse(archive.read(package_path))
     places = {item.get("id"): item.get("href", "") for item in package.iter("{*}item")}
     folder = posixpath.dirname(package_path)
-    spine = (places.get(one.get("idref"), "") for one in package.iter("{*}itemref"))
+    spine = (places.get(reference.get("idref"), "") for reference in package.iter("{*}itemref"))
     return [posixpath.join(folder, unquote(place)) for place in spine if place]
 
 
 _XLSX_ENDS = re.compile("_x000[dD]_")
 
 
-def xlsx_text(found: bytes) -> str:
+def xlsx_text(content: bytes) -> str:
     """A workbook's cells, a line for each row, by openpyxl; sheets begin with their names."""
     import openpyxl
 
     def line(row: tuple[Any, ...]) -> str:
-        # Ends of lines are escaped so by programs of which openpyxl undoes nothing.
+        # Some programs escape line ends in this way, which openpyxl does not undo.
         cells = ["" if cell is None else _XLSX_ENDS.sub("", str(cell)) for cell in row]
         # Empty ones between others stay, so that each value is where its column's name is.
         last = max((number for number, cell in enumerate(cells, start=1) if cell), default=0)
         return " | ".join(cells[:last])
 
-    workbook = openpyxl.load_workbook(io.BytesIO(found), read_only=True, data_only=True)
+    workbook = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
     sheets = []
     for sheet in workbook.worksheets:
         # Programs that write row by row state a size before they know it.
@@ -534,9 +546,9 @@ def xlsx_text(found: bytes) -> str:
 
 def _paragraphs(document: Any) -> Iterator[str]:
     """The paragraphs of a document in XML, or of a part of it, that say anything."""
-    for element in list(document.iter(*(f"{{*}}{one}" for one in _PASSED_OVER))):
+    for element in list(document.iter(*(f"{{*}}{tag}" for tag in _PASSED_OVER))):
         element.clear(keep_tail=True)
-    for element in document.iter(*(f"{{*}}{one}" for one in _PARAGRAPHS)):
+    for element in document.iter(*(f"{{*}}{tag}" for tag in _PARAGRAPHS)):
         if text := "".join(_pieces(element)).strip():
             yield text
 
@@ -556,27 +568,27 @@ def _pieces(element: Any) -> Iterator[str]:
 _TITLE, _TITLE_END = re.compile("<title[^>]*>", re.IGNORECASE), re.compile("</title", re.IGNORECASE)
 
 
-def _html_text(found: str) -> str:
+def _html_text(markup: str) -> str:
     """All text of a page that is a document as a whole, block by block."""
     from lxml import etree
     from lxml.html import HTMLParser, document_fromstring
 
-    # What the page itself says of its encoding no longer holds.
+    # The page is encoded as UTF-8 here, whatever it says of its encoding.
     parser = HTMLParser(encoding="utf-8")
-    if not _TITLE_END.search(found):
-        # One that is not closed would take all of the page.
-        found = _TITLE.sub("", found)
+    if not _TITLE_END.search(markup):
+        # A title that is not closed would take in the whole page.
+        markup = _TITLE.sub("", markup)
     try:
-        page = document_fromstring(found.encode(), parser=parser)
+        page = document_fromstring(markup.encode(), parser=parser)
     except etree.ParserError:  # It is blank, or a comment alone.
         return ""
     for aside in page.xpath("//head | //script | //style"):
         aside.drop_tree()
     for block in page.iter("pre"):
-        for one in block.iter():
-            one.text = (one.text or "").translate(_KEPT_BLANKS)
-            if one is not block:
-                one.tail = (one.tail or "").translate(_KEPT_BLANKS)
+        for element in block.iter():
+            element.text = (element.text or "").translate(_KEPT_BLANKS)
+            if element is not block:
+                element.tail = (element.tail or "").translate(_KEPT_BLANKS)
     for block in page.iter(*_HTML_BLOCKS):
         block.text = "\n" + (block.text or "")
         block.tail = "\n" + (block.tail or "")

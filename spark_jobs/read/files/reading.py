@@ -32,34 +32,34 @@ file system's clock, so its digest is not kept."""
 
 
 class Digests:
-    """What is known of the files of each source, for whoever looks again and again.
+    """What is known about the files of each source, so that only changed ones are hashed again.
 
-    Kept in a file, since the process that looks may be another one each time.
+    Kept in a file, since each look may come from another process.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """What a file has; nothing where it is absent or damaged."""
+        """Load what a file has; nothing if it is absent or damaged."""
         self._path = path
         self._known: dict[str, dict[str, tuple[Any, str]]] = {}
         """Source to the path of each of its files to its state and digest."""
         if path is not None:
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                for source, found in json.loads(path.read_bytes()).items():
+                for source, recorded in json.loads(path.read_bytes()).items():
                     # What were tuples are lists in JSON.
                     self._known[source] = {
                         name: (tuple(state) if isinstance(state, list) else state, digest)
-                        for name, (state, digest) in found.items()
+                        for name, (state, digest) in recorded.items()
                     }
             with suppress(OSError):
                 # Caches are cleaned of what was used longest ago.
                 os.utime(path)
 
-    def look(self, source: str, found: list[StoredFile], tick: Tick) -> dict[str, str]:
-        """Path to digest; only files whose state is another one than before are read."""
-        known = self._known.get(source, {})
+    def look(self, source: str, listed: list[StoredFile], tick: Tick) -> dict[str, str]:
+        """Digests by path; only files whose state differs from before are read."""
+        recorded = self._known.get(source, {})
 
         def digest(file: StoredFile) -> tuple[str, bool]:
-            state, before = file.listed_state, known.get(file.path)
+            state, before = file.listed_state, recorded.get(file.path)
             if before is not None and before[0] == state:
                 return before[1], True
             began = time.time_ns()
@@ -67,11 +67,12 @@ class Digests:
             return file.digest(tick), began - max(times) > SETTLED_NANOSECONDS
 
         with ThreadPoolExecutor(HASH_THREADS) as threads:
-            looked_at = zip(found, threads.map(digest, found), strict=True)
-            digests = {file.path: one for file, one in looked_at}
-        settled = (file for file in found if digests[file.path][1])
+            looked_at = zip(listed, threads.map(digest, listed), strict=True)
+            digests = {file.path: digest for file, digest in looked_at}
+        settled = (file for file in listed if digests[file.path][1])
+        # Only what is there now: files that are gone leave the record.
         now = {file.path: (file.listed_state, digests[file.path][0]) for file in settled}
-        if self._path is not None and now != known:
+        if self._path is not None and now != recorded:
             self._known[source] = now
             files.write(self._path, json.dumps(self._known).encode())
         return {path: digest for path, (digest, _) in digests.items()}
@@ -90,7 +91,7 @@ EXTRACTS: dict[FormatName, rows.Extract] = {
     "xlsx": rows.naming_encoding(office.xlsx_text),
     "epub": rows.naming_encoding(office.epub_text),
 }
-"""Of formats whose files are one document each, which need no more than that."""
+"""Formats whose files are one document each, and need nothing but a function for their text."""
 READERS: dict[FormatName, Callable[[Content], Iterator[Document | Fault]]] = {
     "pdf": rows.read_pdf,
     "mail": office.read_mail,
@@ -98,7 +99,7 @@ READERS: dict[FormatName, Callable[[Content], Iterator[Document | Fault]]] = {
     "json": rows.read_json,
     "csv": rows.read_csv,
     "parquet": rows.read_parquet,
-    **{name: partial(rows.one_document, extract=found) for name, found in EXTRACTS.items()},
+    **{name: partial(rows.one_document, extract=extract) for name, extract in EXTRACTS.items()},
 }
 EXTRACTORS: dict[FormatName, frozenset[str]] = {
     "html": frozenset({"charset-normalizer", "justext", "lxml", "trafilatura"}),
@@ -112,11 +113,11 @@ EXTRACTORS: dict[FormatName, frozenset[str]] = {
     "xlsx": frozenset({"openpyxl"}),
     "epub": frozenset({"lxml"}),
 }
-"""Libraries that take the text out of a file, which is one document."""
+"""Libraries that extract the text of a file that is one document."""
 HELD_CHARACTERS = 8 * 1024 * 1024
-"""Of a file that may turn out to be damaged; one that has more is read twice."""
+"""Held of a file that may turn out to be damaged; a file with more text is read twice."""
 SAMPLED_FILES = 20
-"""Of a source, and files of an archive, whose text is compared after an upgrade of a library."""
+"""Files of a source, and of each archive, whose text is compared after a library's upgrade."""
 HASH_THREADS = 4
 """A bucket answers several requests at a time, and hashing lets other threads work."""
 
@@ -131,15 +132,15 @@ def open_files(
 
     Args, and what is raised: as `open_sources`; from reading, as `read_stored`.
     """
-    found = find_files(source, apart)
+    listing = find_files(source, apart)
     try:
-        tick = _progress(report, source, "comparing with what is known", found.files)
-        digest_of = (digests or Digests()).look(source.name, found.files, tick)
+        tick = _progress(report, source, "comparing with what is known", listing.files)
+        digest_of = (digests or Digests()).look(source.name, listing.files, tick)
     except FileNotFoundError as error:
         raise streams.SourceChanged(
             f"{error.filename} was removed while the source was read"
         ) from error
-    groups = group(found.files, lambda file: (file.name, file.size))
+    groups = group(listing.files, lambda file: (file.name, file.size))
     keys = [chunk_key((file.name, digest_of[file.path]) for file in chunk) for chunk in groups]
 
     def read(numbers: list[int]) -> Iterator[tuple[int, Document | Fault]]:
@@ -147,35 +148,35 @@ def open_files(
         tick = _progress(report, source, "reading", chosen)
         for number in numbers:
             for file in groups[number]:
-                for one in read_stored(file, source, tick):
-                    yield number, one
+                for document in read_stored(file, source, tick):
+                    yield number, document
 
-    remote = [[one for one in chunk if isinstance(one, RemoteFile)] for chunk in groups]
+    remote = [[file for file in chunk if isinstance(file, RemoteFile)] for chunk in groups]
     listed = None if files.is_local(source.path) else remote
-    # Files of two folders may have one name, and their order is that of the documents.
-    by_name = {f"{n}/{f.name}": digest_of[f.path] for n, f in enumerate(found.files)}
+    # Numbered: files of two folders may have one name, and their order is that of documents.
+    by_name = {f"{n}/{f.name}": digest_of[f.path] for n, f in enumerate(listing.files)}
     chunks = Chunks(keys, read, listed)
 
     def extracted(libraries: Collection[str]) -> Texts:
-        by_them = (f for f in found.files if not _extractors(f, source).isdisjoint(libraries))
+        by_them = (f for f in listing.files if not _extractors(f, source).isdisjoint(libraries))
         texts: Texts = {}
         for file in sorted(by_them, key=lambda file: hash64(file.name))[:SAMPLED_FILES]:
             if file.format.name != "archive":
                 texts[file.name] = None
             content = Content(file, source, lambda number: None)
             with suppress(BadFile):
-                for one in islice(documents_of(content), SAMPLED_FILES):
-                    # What is a file's whole text is known by the file's name.
-                    if isinstance(one, Document) and one.id == one.path:
-                        texts[one.id] = one.text
+                for document in islice(documents_of(content), SAMPLED_FILES):
+                    # Only a document that is a file's whole text has the file's name as its id.
+                    if isinstance(document, Document) and document.id == document.path:
+                        texts[document.id] = document.text
         return texts
 
     return OpenedSource(
         {source.name: hash_json(by_name)},
         lambda: chunks,
-        found.unread,
-        sizes={digest_of[file.path]: file.size for file in found.files},
-        libraries=frozenset().union(*(_extractors(file, source) for file in found.files)),
+        listing.unread,
+        sizes={digest_of[file.path]: file.size for file in listing.files},
+        libraries=frozenset().union(*(_extractors(file, source) for file in listing.files)),
         extracted=extracted,
     )
 
@@ -221,7 +222,7 @@ def _progress(
 
 
 def documents_of(content: Content) -> Iterator[Document | Fault]:
-    """All that is in a file; one in which nothing is, such as an upload that was cut, is named."""
+    """All documents of a file; if it has none, as an upload that was cut, a fault that names it."""
     is_archive = content.file.format.name == "archive"
     documents = _of_archive(content) if is_archive else _of_file(content)
     first = next(documents, None)
@@ -258,7 +259,7 @@ def _of_file(content: Content) -> Iterator[Document | Fault]:
             size += len(one.text) if isinstance(one, Document) else 100
             if size > HELD_CHARACTERS:
                 break
-        # Of a file that is damaged further on, nothing is kept: it is read through before.
+        # If a file is damaged further on, nothing of it is kept: the rest is read first.
         longer = sum(1 for _ in documents) > 0
     except BadFile as error:
         yield Fault("bad_file", str(error))

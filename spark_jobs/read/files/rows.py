@@ -38,13 +38,13 @@ BATCH_BYTES = 8 * 1024 * 1024
 BATCH_ROWS = 1_000
 
 JsonRecord = tuple[Any, str, int]
-"""What a row says, its place and its number."""
+"""The value of a row, its place and its number."""
 
 
 def read_json(content: streams.Content) -> Iterator[Document | Fault]:
     """The rows of JSON lines, or of a file that is one list or one object."""
-    for found in json_records(content):
-        yield found if isinstance(found, Fault) else pick(found[0], content, *found[1:])
+    for record in json_records(content):
+        yield record if isinstance(record, Fault) else pick(record[0], content, *record[1:])
 
 
 def json_records(content: streams.Content) -> Iterator[JsonRecord | Fault]:
@@ -73,7 +73,7 @@ def _json_lines(
         encoding = streams.wide_encoding_of(stream.peek(streams.LOOKED_AT))
         if encoding:
             encodings.add(encoding)
-            # Bytes cannot be cut into lines: one of the two of a letter may look like an end.
+            # Not cut as bytes: one of a letter's two bytes may look like a line end.
             text = io.TextIOWrapper(stream, encoding, newline="\n")
             yield streams.lines_of(text, "\n", content.maximum_bytes)
         else:
@@ -92,7 +92,7 @@ def _parse(
     return record, where, number
 
 
-def _load_json(found: bytes | str, content: streams.Content, encodings: set[str]) -> Any:
+def _load_json(encoded: bytes | str, content: streams.Content, encodings: set[str]) -> Any:
     """What JSON says in whichever encoding; one that is not UTF-8 is noted among the encodings.
 
     Raises:
@@ -101,10 +101,10 @@ def _load_json(found: bytes | str, content: streams.Content, encodings: set[str]
     """
     try:
         try:
-            return json.loads(found)
+            return json.loads(encoded)
         except UnicodeDecodeError:
-            assert isinstance(found, bytes)
-            text, encoding = streams.decode(found, content.source.encoding)
+            assert isinstance(encoded, bytes)
+            text, encoding = streams.decode(encoded, content.source.encoding)
             encodings.update([encoding] if encoding else [])
             return json.loads(text)
     except RecursionError as error:
@@ -136,9 +136,9 @@ def _wrapped_rows(value: Any, source: Files) -> list[Any] | None:
     if not isinstance(value, dict) or all(value_at(value, one) for one in source.columns):
         return None
     lists = [
-        found
-        for found in value.values()
-        if isinstance(found, list) and found and all(isinstance(row, dict) for row in found)
+        member
+        for member in value.values()
+        if isinstance(member, list) and member and all(isinstance(row, dict) for row in member)
     ]
     says = any(isinstance(v, str) and count_words(v) >= PROSE_WORDS for v in value.values())
     return lists[0] if len(lists) == 1 and not says else None
@@ -146,16 +146,16 @@ def _wrapped_rows(value: Any, source: Files) -> list[Any] | None:
 
 def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:
     with content.open() as stream:
-        found = stream.read(WHOLE_JSON_BYTES + 1)
-        if len(found) > WHOLE_JSON_BYTES:
+        beginning = stream.read(WHOLE_JSON_BYTES + 1)
+        if len(beginning) > WHOLE_JSON_BYTES:
             raise streams.BadFile(
                 f"{content.file.shown} is one JSON value of over {WHOLE_JSON_BYTES / 1e6:,.0f} MB. "
                 "Make it JSON lines, which are read one by one: jq -c '.[]' file.json > file.jsonl"
             )
-        # JSON's own reader knows UTF-16 and UTF-32, and tells nobody.
-        encodings = {encoding for encoding in [streams.wide_encoding_of(found)] if encoding}
+        # JSON's own reader decodes UTF-16 and UTF-32, but does not report it.
+        encodings = {encoding for encoding in [streams.wide_encoding_of(beginning)] if encoding}
         try:
-            records = _load_json(found, content, encodings)
+            records = _load_json(beginning, content, encodings)
         except UnicodeDecodeError:
             raise
         except ValueError as error:
@@ -169,11 +169,13 @@ def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:
 
 def read_csv(content: streams.Content) -> Iterator[Document | Fault]:
     """The rows of a table with a line of column names."""
+    # Python's own limit, 128 KiB a field, would refuse longer texts.
     csv.field_size_limit(min(content.maximum_bytes, sys.maxsize))
     encoding = _other_encoding(content)
     if encoding:
         yield streams.decoded(content, encoding)
     with content.open() as stream:
+        # A file of no bytes is empty, not damaged.
         if not stream.peek(1):
             return
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
@@ -186,7 +188,7 @@ def read_csv(content: streams.Content) -> Iterator[Document | Fault]:
                 raise _open_quote(content, "the line of column names")
             _need_columns(content, names)
             for number, record in enumerate(rows, start=1):
-                # A row ends with its line, and no other is asked for.
+                # A row that is whole ends before the file's end is reached.
                 if ended:
                     raise _open_quote(content, f"row {number}")
                 # Where a text's own separator is not quoted, its rest lies beyond the last column.
@@ -220,8 +222,8 @@ def _open_quote(content: streams.Content, where: str) -> streams.BadFile:
 
 
 def _has_plain_quotes(content: streams.Content, encoding: str | None) -> bool:
-    """Whether a double quote is a character like any other, which in tables separated by tabs it
-    often is: there, none lies as it would if fields were quoted."""
+    """Whether double quotes are ordinary characters, as they often are in tables separated by tabs:
+    read as a table of quoted fields, such a file has errors."""
     with content.open(ahead=True) as stream:
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
         head = next(text, "")
@@ -238,10 +240,11 @@ def _has_plain_quotes(content: streams.Content, encoding: str | None) -> bool:
 def _separator(head: str) -> str:
     """What separates the columns' names in a table's first line.
 
-    Spreadsheets write semicolons where the comma is the decimal point. A single column is separated
-    from none, so its text may hold each of these.
+    Spreadsheets write semicolons where the comma is the decimal point. A single column has no
+    separator, so its text may hold any of these.
     """
     unquoted = re.sub(r'"[^"]*"?', "", head)
+    # A head without any of these gets the first one, which no text has.
     return max("\x1f\t,;", key=unquoted.count)
 
 
@@ -284,13 +287,15 @@ def read_parquet(content: streams.Content) -> Iterator[Document | Fault]:
     source = content.source
     number = 0
     with content.open() as stream:
+        # A file of no bytes is empty, not damaged.
         if not stream.peek(1):
             return
         schema = pq.ParquetFile(stream).schema_arrow
         _need_columns(content, schema.names)
         columns = [c for c in source.columns if _has(schema.names, c) or not source.templates]
+        # Alpaca's optional column, which no setting names.
         columns += ["input"] if source.examples else []
-        # Of a list or an object, Arrow has no column of that name, and each row is named.
+        # `read_dictionary` does not know the name of a nested column, whose rows all have faults.
         nested = {field.name for field in schema if pa.types.is_nested(field.type)}
         one_text = not (source.examples or source.templates or source.text_column in nested)
         # A text that comes often is held once; what is read of a column at a time is bounded.
@@ -317,15 +322,18 @@ def count_rows(content: streams.Content) -> int:
 
 
 def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
-    """As many rows as have some megabytes in those columns."""
+    """The number of rows that have some megabytes in those columns."""
+    # The key `a.b` is read from the column `a`.
     outermost = {column.split(".")[0] for column in columns}
     largest = 1
     for number in range(parquet.metadata.num_row_groups):
         row_group = parquet.metadata.row_group(number)
         stored = map(row_group.column, range(row_group.num_columns))
-        read = (one for one in stored if one.path_in_schema.split(".")[0] in outermost)
+        columns_read = (
+            column for column in stored if column.path_in_schema.split(".")[0] in outermost
+        )
         if row_group.num_rows:
-            size = sum(one.total_uncompressed_size for one in read)
+            size = sum(column.total_uncompressed_size for column in columns_read)
             largest = max(largest, size // row_group.num_rows)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // largest))
 
@@ -340,16 +348,16 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeEr
 
 
 def _need_columns(content: streams.Content, names: Iterable[str]) -> None:
-    found, source = list(names), content.source
-    wanted = [template_columns(one) for one in source.templates] or [source.columns]
-    if any(all(_has(found, column) for column in one) for one in wanted):
-        wanted = [(source.id_column,)] if source.id_column else []
-    for column in wanted[0] if wanted else ():
-        if not _has(found, column):
+    present, source = list(names), content.source
+    choices = [template_columns(template) for template in source.templates] or [source.columns]
+    if any(all(_has(present, column) for column in choice) for choice in choices):
+        choices = [(source.id_column,)] if source.id_column else []
+    for column in choices[0] if choices else ():
+        if not _has(present, column):
             raise streams.BadFile(
                 f"{content.file.shown} has no column {column!r}; its columns are "
-                f"{', '.join(found) or 'none'}. Name the columns in the source's settings, or take "
-                f"{content.file.format.name!r} out of `formats` of the source."
+                f"{', '.join(present) or 'none'}. Name the columns in the source's settings, or "
+                f"take {content.file.format.name!r} out of `formats` of the source."
             )
 
 
@@ -390,10 +398,12 @@ def pick(record: Any, content: streams.Content, where: str, number: int) -> Docu
 def fill_template(templates: tuple[str, ...], look: Callable[..., Any]) -> str | None:
     """A row's text by a template; None where it has nothing under the columns of any.
 
-    Lists are joined; a line is left out where it has columns and nothing is under them.
+    Lists are joined; a line with columns is left out if nothing is under them.
     """
+    # Templates whose columns the row has come first, in the order given.
     ordered = sorted(
-        templates, key=lambda one: any(look(c, _MISSING) is _MISSING for c in template_columns(one))
+        templates,
+        key=lambda template: any(look(c, _MISSING) is _MISSING for c in template_columns(template)),
     )
     return next(filter(None, (_fill(template, look) for template in ordered)), None)
 
@@ -414,7 +424,7 @@ def _fill(template: str, look: Look) -> str | None:
 
 
 _TOLD = (str, int, float, Decimal, date, time, timedelta, UUID)
-"""What a value is that a text can tell; of columns of Parquet, too."""
+"""Types of values that a text can state, of Parquet's columns, too."""
 
 
 def _as_text(value: Any) -> str:
@@ -424,14 +434,14 @@ def _as_text(value: Any) -> str:
     return str(value).strip() if isinstance(value, _TOLD) and not isinstance(value, bool) else ""
 
 
-def _no_text(record: Any, found: Any, source: Files) -> str:
+def _no_text(record: Any, value: Any, source: Files) -> str:
     key = source.text_column
     if source.templates:
         return f"nothing under {', '.join(source.columns)}."
     if not isinstance(record, dict):
         return f"{_kind(record)}, where an object with the key {key!r} belongs."
-    if found is not None or key in record:
-        return f"no text under the key {key!r}, but {_kind(found)}."
+    if value is not None or key in record:
+        return f"no text under the key {key!r}, but {_kind(value)}."
     keys = ", ".join(map(str, list(record)[:12]))
     return (
         f"no text under the key {key!r} (found: {keys}). "
@@ -447,8 +457,8 @@ def _kind(value: Any) -> str:
     if isinstance(value, int | float):
         return "a number" if math.isfinite(value) else "no number"
     kinds = {list: "a list", dict: "an object", bytes: "binary data", str: "an empty string"}
-    found = (name for kind, name in kinds.items() if isinstance(value, kind))
-    return next(found, f"of the type {type(value).__name__}")
+    matching = (name for kind, name in kinds.items() if isinstance(value, kind))
+    return next(matching, f"of the type {type(value).__name__}")
 
 
 FILE_BYTES = 512 * 1024 * 1024
@@ -458,20 +468,20 @@ PLAIN = ("text", "code", "html", "subtitles", "xml")
 ZIPPED = ("docx", "odt", "pptx", "xlsx", "epub")
 
 Extract = Callable[[bytes, str | None], tuple[str, str | None]]
-"""A file's content, and the encoding that the source declares, to the text and the encoding that it
-was found in; None where that is UTF-8, or where the file names it. Raises UnicodeDecodeError."""
+"""Maps a file's content and the encoding that the source declares to the text and its encoding,
+which is None for UTF-8, or if the file names it. Raises UnicodeDecodeError."""
 
 
 def naming_encoding(text_of: Callable[[bytes], str]) -> Extract:
-    """The extractor of a format that names its encoding."""
-    return lambda found, _: (text_of(found), None)
+    """The extractor of a format whose files name their encoding."""
+    return lambda content, _: (text_of(content), None)
 
 
 def read_pdf(content: streams.Content) -> Iterator[Document | Fault]:
     """A PDF's text layer, page by page."""
-    for one in one_document(content, naming_encoding(_pdf_text)):
-        if isinstance(one, Fault) or one.text.strip():
-            yield one
+    for document in one_document(content, naming_encoding(_pdf_text)):
+        if isinstance(document, Fault) or document.text.strip():
+            yield document
         else:
             yield Fault(
                 "no_text_layer",
@@ -490,21 +500,24 @@ def one_document(content: streams.Content, extract: Extract) -> Iterator[Documen
     form = content.file.format.name
     maximum = content.maximum_bytes if form in PLAIN else FILE_BYTES
     with content.open() as stream:
-        found = stream.read(maximum + 1)
+        raw = stream.read(maximum + 1)
+        # How much more there is, for the message.
         rest = sum(len(block) for block in iter(lambda: stream.read(streams.BLOCK_BYTES), b""))
-    if len(found) > maximum:
-        yield streams.too_large(content, "the file", len(found) + rest)
+    if len(raw) > maximum:
+        yield streams.too_large(content, "the file", len(raw) + rest)
         return
     try:
-        if form in ZIPPED and zipfile.is_zipfile(io.BytesIO(found)):
-            with zipfile.ZipFile(io.BytesIO(found)) as archive:
+        # These formats are zip archives, and any of them may be a compression bomb.
+        if form in ZIPPED and zipfile.is_zipfile(io.BytesIO(raw)):
+            with zipfile.ZipFile(io.BytesIO(raw)) as archive:
                 size = sum(member.file_size for member in archive.infolist())
             if size > content.maximum_unpacked:
                 raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
-        text, encoding = extract(found, content.source.encoding) if found.strip() else ("", None)
+        text, encoding = extract(raw, content.source.encoding) if raw.strip() else ("", None)
     except UnicodeDecodeError as error:
         yield streams.not_utf8(content, "the file", error)
     except MemoryError:
+        # The machine's lack of memory is no fault of the file.
         raise
     except ModuleNotFoundError as error:
         # No fault of the file, which would be set aside and missed.
@@ -528,23 +541,23 @@ def one_document(content: streams.Content, extract: Extract) -> Iterator[Documen
 _DECLARED = re.compile(rb"<meta[^>]+charset|<\?xml[^>]+encoding", re.IGNORECASE)
 
 
-def page_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
+def page_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
     """A page's text, and the encoding that it is in if it does not say so (`Extract`)."""
-    # trafilatura would guess the encoding, and often take another one.
-    if _DECLARED.search(found[:8192]):
-        return html_text(found), None
-    page, encoding = streams.decode(found, declared)
-    return html_text(page if encoding else found), encoding
+    # trafilatura would guess the encoding, and is often wrong.
+    if _DECLARED.search(content[:8192]):
+        return html_text(content), None
+    page, encoding = streams.decode(content, declared)
+    return html_text(page if encoding else content), encoding
 
 
-def html_text(found: bytes | str) -> str:
+def html_text(content: bytes | str) -> str:
     """A page's main text, as trafilatura finds it; where it finds none, all its text."""
     import trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-    # Without that tag, trafilatura takes what has no head for something else, and finds nothing.
-    begun = f"<html>{found}" if isinstance(found, str) else b"<html>" + found
-    for page in (found, begun):
+    # Without that tag, trafilatura finds nothing in a page that has no head.
+    markup = f"<html>{content}" if isinstance(content, str) else b"<html>" + content
+    for page in (content, markup):
         text = trafilatura.extract(
             page, output_format="markdown", include_comments=False, include_tables=True
         )
@@ -553,19 +566,20 @@ def html_text(found: bytes | str) -> str:
     return ""
 
 
-def _pdf_text(found: bytes) -> str:
+def _pdf_text(content: bytes) -> str:
     import pypdf
 
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    reader = pypdf.PdfReader(io.BytesIO(found))
+    reader = pypdf.PdfReader(io.BytesIO(content))
+    # An empty password opens files whose encryption only restricts what may be done with them.
     if reader.is_encrypted and not reader.decrypt(""):
         raise ValueError("it is encrypted; save it without its password")
     return "\n\n".join(page.extract_text().strip() for page in reader.pages)
 
 
-def notebook_text(found: bytes) -> str:
+def notebook_text(content: bytes) -> str:
     """A Jupyter notebook's text, and its code between fences; outputs are left out."""
-    notebook = json.loads(found)
+    notebook = json.loads(content)
     cells = notebook.get("cells")
     if cells is None:
         # Before version 4, cells lay in worksheets.

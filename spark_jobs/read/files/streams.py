@@ -46,7 +46,7 @@ DAMAGES = (
     zipfile.BadZipFile,
     NotImplementedError,
 )
-"""What reading a damaged file raises."""
+"""What may be raised when a damaged file is read."""
 
 
 class BadFile(UserError):
@@ -55,7 +55,7 @@ class BadFile(UserError):
 
 @dataclass(frozen=True)
 class OverlongLine:
-    """In place of a line that is longer than allowed; it was passed over, not kept."""
+    """Stands for a line that is longer than allowed, and was not kept."""
 
     length: int
     """Its bytes."""
@@ -64,17 +64,18 @@ class OverlongLine:
 def unpacked(
     handle: io.BufferedReader, compression: str | None, limit: int, name: str, tick: Tick
 ) -> io.BufferedReader:
-    """A file over the unpacked content of an open one.
+    """Open the unpacked content of an open file.
 
     Args:
         compression: what the name says; where it says none, the first bytes may still.
         limit: bytes beyond which reading raises BadFile, as of a compression bomb.
         tick: told of 0 bytes whenever some were unpacked.
     """
+    # As many bytes as the longest mark in `MAGIC` has.
     start = handle.read(6)
     handle.seek(0)
     if compression and not start:
-        # Nothing that was compressed is empty, so an upload was cut.
+        # No compressed content takes 0 bytes, so an upload was cut.
         raise EOFError("it has 0 bytes")
     compression = compression or next((k for m, k in MAGIC.items() if start.startswith(m)), None)
     if compression is None:
@@ -104,11 +105,13 @@ def unpacked(
 def lines_of(stream: IO[AnyStr], end: AnyStr, maximum: int) -> Iterator[AnyStr | OverlongLine]:
     """The lines of a stream; of one that is longer than `maximum` bytes, in UTF-8 where it is text,
     only its length."""
+    # One byte more than is allowed tells that a line is too long.
     while line := stream.readline(maximum + 1):
         length = _bytes_of(line)
         if length <= maximum:
             yield line
             continue
+        # The rest of it is only counted, a block at a time.
         while not line.endswith(end) and (line := stream.readline(BLOCK_BYTES)):
             length += _bytes_of(line)
         yield OverlongLine(length)
@@ -119,13 +122,13 @@ def _bytes_of(line: str | bytes) -> int:
 
 
 class SourceChanged(UserError):
-    """The source changed between its fingerprint and its reading, which begins again then."""
+    """The source changed between its fingerprint and its reading, which then begins again."""
 
 
 WINDOWS_1252 = "windows-1252"
 """Western European text as older programs write it; Latin-1 is a part of it."""
 MOST_ACCENTED = 0.3
-"""Share of letters beyond ASCII from which on text is none of Western Europe's languages."""
+"""Share of non-ASCII letters above which text is in no language of Western Europe."""
 _MISPLACED = re.compile(
     r"(?<=[A-Za-z])[^\W\d_]*(?:[^\w\s\x00-\x7f\u00ad\u2013\u2014\u2019\u2026]|[¼½¾])(?=[a-z])"
     r"|(?<=[a-z])[À-ÖØ-ÞŒŠŽŸ]"
@@ -174,7 +177,7 @@ class Content:
 
     @contextmanager
     def open(self, ahead: bool = False) -> Iterator[io.BufferedReader]:
-        """The unpacked bytes; of a look `ahead` at what is read again, `tick` is told time alone.
+        """Open the unpacked bytes; `ahead` of reading them again, `tick` only watches the time.
 
         Raises:
             BadFile: they are damaged, cut off, far too many, or decoded within the context and in
@@ -205,38 +208,38 @@ class Content:
             ) from error
 
 
-def decode(found: bytes, declared: str | None = None) -> tuple[str, str | None]:
-    """Text, and the encoding that it was found to be in; None where that is UTF-8.
+def decode(content: bytes, declared: str | None = None) -> tuple[str, str | None]:
+    """Decode text; also return the encoding that it was found to be in, None for UTF-8.
 
-    UTF-16 is known by its mark or its zeros. Other bytes are in the encoding that the source
-    declares. Where it declares none, they are taken for Windows-1252 if they read as Western
-    European text; of the rest there is no telling, so that nothing wrong is learnt, and
-    UnicodeDecodeError is raised.
+    UTF-16 is recognized by its mark or its zeros. Other bytes are in the encoding that the source
+    declares. If it declares none, they are taken for Windows-1252 if they read as Western European
+    text. The encoding of anything else cannot be told, and UnicodeDecodeError is raised, so that
+    nothing wrong is learnt.
     """
-    if encoding := wide_encoding_of(found):
-        return found.decode(encoding), encoding
+    if encoding := wide_encoding_of(content):
+        return content.decode(encoding), encoding
     try:
-        return found.decode("utf-8-sig"), None
+        return content.decode("utf-8-sig"), None
     except UnicodeDecodeError:
         if declared is None:
-            text = found.decode(WINDOWS_1252, "replace")
+            text = content.decode(WINDOWS_1252, "replace")
             if _is_western(text):
                 return text, WINDOWS_1252
-        elif not is_damaged_utf_8(found):
-            return found.decode(declared), declared
+        elif not is_damaged_utf_8(content):
+            return content.decode(declared), declared
         raise
 
 
-def is_damaged_utf_8(found: bytes) -> bool:
+def is_damaged_utf_8(content: bytes) -> bool:
     """Whether most of what is not ASCII is UTF-8, so that no other encoding explains the rest."""
-    text = found.decode("utf-8", "replace")
+    text = content.decode("utf-8", "replace")
     lost = text.count("\ufffd")
     return sum(not c.isascii() for c in text) > 2 * lost
 
 
 def wide_encoding_of(start: bytes) -> str | None:
     """The kind of UTF-16 or UTF-32 that a file is in, by its first bytes; None where in none."""
-    # One of its marks begins with one of UTF-16's.
+    # Before UTF-16, with whose mark one of these begins.
     if start.startswith(UTF_32):
         return "UTF-32"
     if start.startswith(UTF_16):
@@ -245,7 +248,7 @@ def wide_encoding_of(start: bytes) -> str | None:
     halves = {"UTF-16BE": start[::2], "UTF-16LE": start[1::2]}
     zeros = {encoding: half.count(0) for encoding, half in halves.items()}
     most = max(zeros, key=zeros.__getitem__)
-    # Latin letters, of which other bytes are zero than of the other byte order.
+    # One byte of every Latin letter is zero; which one tells the byte order.
     return most if zeros[most] > len(halves[most]) / 2 > 0 and min(zeros.values()) == 0 else None
 
 
@@ -310,7 +313,7 @@ class Member(SourceFile):
     opener: Callable[[], Any] = field(repr=False)
 
     def open(self, tick: Tick) -> io.BufferedReader:
-        # The archive itself is counted.
+        # Its bytes are counted as the archive's.
         return counted(self.opener(), lambda number: None)
 
 
@@ -343,8 +346,10 @@ def _zip(content: Content) -> Iterator[Member | Fault]:
         for entry in archive.infolist():
             if entry.is_dir():
                 continue
+            # The lowest flag says that the entry is encrypted.
             if entry.flag_bits & 1:
                 raise BadFile(f"{content.file.shown} is encrypted. Unpack it, or take it out.")
+            # Unix programs store a file's mode in the upper half of these attributes.
             is_link = stat.S_ISLNK(entry.external_attr >> 16)
             form = "link in an archive" if is_link else _format_of(entry.filename, content)
             opener = partial(archive.open, entry)
@@ -353,7 +358,7 @@ def _zip(content: Content) -> Iterator[Member | Fault]:
 
 def _tar(content: Content) -> Iterator[Member | Fault]:
     with content.open() as stream:
-        # A stream that goes one way only: what is compressed is unpacked once.
+        # A stream that goes one way only, so that compressed content is unpacked once.
         archive = tarfile.open(  # noqa: SIM115 - closed with the stream
             fileobj=stream, mode="r|", tarinfo=_TarHeader
         )
@@ -366,13 +371,13 @@ def _tar(content: Content) -> Iterator[Member | Fault]:
                 form = f"{'link' if is_link else 'special file'} in an archive"
             elif entry.size > TAR_MEMBER_BYTES:
                 form = "too large file in an archive"
-            # In memory: readers go back and forth, which the archive's stream does not.
+            # In memory, since readers seek, which the archive's stream cannot do.
             read = cache(partial(_tar_member, archive, entry))
             opener = partial(lambda read: io.BytesIO(read()), read)
             yield _member(content, entry.name, entry.size, form, opener)
         assert archive.fileobj is not None
         while rest := archive.fileobj.read(BLOCK_BYTES):
-            # Anything else at the end is no text that is lost.
+            # Anything else there is no text that is lost; this marks another archive's header.
             if b"ustar" in rest:
                 raise tarfile.ReadError("it goes on after its end, as archives put together do")
 
@@ -392,12 +397,13 @@ class _TarHeader(tarfile.TarInfo):
             return super().fromtarfile(archive)
         except tarfile.HeaderError as error:
             is_end = isinstance(error, tarfile.EOFHeaderError)  # type: ignore[attr-defined]
+            # With nothing before it, tarfile itself says that this is no archive.
             if is_end or archive.offset == 0:
                 raise
-            said = f"{error} at byte {archive.offset:,}"
+            reason = f"{error} at byte {archive.offset:,}"
             if isinstance(error, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
-                said = "it ends without an archive's end, so it may be cut off"
-            raise tarfile.ReadError(said) from error
+                reason = "it ends without an archive's end, so it may be cut off"
+            raise tarfile.ReadError(reason) from error
 
 
 def _format_of(path: str, content: Content) -> Format | str:
