@@ -109,8 +109,8 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
         raise UserError(
             f"{identifier!r} was left out of the clean corpus: it holds text of "
             f"{match['forgotten']!r} ({match['similarity']:.0%}), which was forgotten. To let it "
-            f"in: llm-assets forget {match['forgotten']!r} --similar keep --reason REASON, which lists "
-            "what that is about; then the same with --yes"
+            f"in: llm-assets forget {match['forgotten']!r} --similar keep --reason REASON, which "
+            "lists what that is about; then the same with --yes"
         )
     raise UserError(
         f"The clean corpus in {clean_corpus} knows no document {identifier!r}, neither kept nor "
