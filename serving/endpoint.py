@@ -94,8 +94,10 @@ def start(
             state.desired.write(desired)
             return Endpoint(running, _route(running, desired), changed=False)
         outcome = _move(state, desired, running, report, still_wanted)
-        # Somebody may have stopped what was not there yet.
-        state.stopped_path.unlink(missing_ok=True)
+        if state.stopped_path.exists():
+            # Asked for while there was no process yet to end.
+            _end(outcome)
+            raise RolloutFailed(f"The endpoint was stopped once it served {desired.version}.")
         return Endpoint(outcome, _route(outcome, desired), changed=True)
 
 

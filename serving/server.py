@@ -98,14 +98,14 @@ class Server:
         server.should_exit = True
         await serving
         failed = following.done()
-        if failed:
-            following.result()  # Raises what is no version's fault: starting again may help.
         for task in (following, beating):
             task.cancel()
         await asyncio.gather(following, beating, return_exceptions=True)
         # At once: each may give what a command has started some seconds.
         await asyncio.gather(*(route.engine.stop() for route in self._router.routes))
-        if not failed:
+        if failed:
+            following.result()  # Raises what is no version's fault: starting again may help.
+        else:
             self._phase = "stopped"
             self._write_status()
         return CANNOT_SERVE if failed else 0

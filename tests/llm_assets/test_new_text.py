@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from recipes.data.records import SEEN_NAME, LineageRecord
+from recipes.spec import SPEC_NAME, TrainingSpec
 from tests.conftest import Project, make_project
 from tests.tiny import invented_text, invented_words
 
@@ -38,6 +39,9 @@ def test_a_new_subject_arrives_and_the_model_that_learnt_it_becomes_champion(
     output = project.run_well("llm-assets", "run")
     second = project.current("checkpoint")
     assert second.manifest.inputs["start"] == first.fingerprint
+    written = project.folder / "store" / "runs" / second.fingerprint / SPEC_NAME
+    read = TrainingSpec.model_validate_json(written.read_bytes())
+    assert Path(read.base_model_folder).is_relative_to(first.path)
     metrics = project.current("eval_metrics").stats["metrics"]
     newest = metrics["held_out_newest_bits_per_byte"]
     assert newest["candidate"]["value"] < newest["incumbent"]["value"] - 0.2

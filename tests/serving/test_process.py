@@ -151,6 +151,18 @@ def test_an_endpoint_that_is_stopped_while_it_is_started_again_stays_stopped(
     assert process.status(tmp_path) is None
 
 
+def test_an_endpoint_that_is_stopped_before_it_shows_a_sign_of_life_is_not_left_running(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(start, tmp_path, tiny_model_folder)
+        wait_until(lambda: StateFolder(tmp_path).desired.path.exists(), poll_seconds=0.001)
+        assert not process.stop(tmp_path)
+        with pytest.raises(RolloutFailed, match="was stopped"):
+            starting.result()
+    assert process.status(tmp_path) is None and StateFolder(tmp_path).stopped_path.exists()
+
+
 def test_an_address_that_cannot_be_had_does_not_cost_the_endpoint_that_runs(
     tmp_path: Path, tiny_model_folder: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -339,6 +339,16 @@ def test_what_cannot_be_judged_or_is_no_better_is_never_promoted(
     assert outcomes(verdict) == {outcome} and said in verdict.summary
 
 
+def test_all_that_is_wrong_with_the_figures_is_told_at_once() -> None:
+    evaluation = Evaluation()
+    copy_documents(evaluation)
+    for change in (score("base", math.nan), metric(None)):
+        change(evaluation)
+    verdict = evaluation.judge()
+    assert outcomes(verdict) == {Outcome.NOT_FINITE, Outcome.TOO_FEW_DOCUMENTS}
+    assert "scores of the base model" in verdict.summary and BITS in verdict.summary
+
+
 def test_a_first_candidate_is_held_against_the_base() -> None:
     first = Evaluation()
     del first.models["incumbent"], first.bits["incumbent"]
