@@ -255,7 +255,7 @@ def _for_dagster(
     """`run` as Dagster sees it: it takes these, and of what the function takes, Dagster's; its
     foreseeable faults end the step with their message alone."""
 
-    def told(*given: Any, **named: Any) -> Any:
+    def guarded(*given: Any, **named: Any) -> Any:
         with user_faults(named["pipeline"]):
             return run(*given, **named)
 
@@ -266,9 +266,9 @@ def _for_dagster(
         inspect.Parameter(name, kind, annotation=annotation)
         for name, annotation in own_parameters.items()
     ]
-    told.__name__ = function.__name__
-    _describe(told, inspect.Signature([*first, *theirs]))
-    return own_resources(settings)(told)
+    guarded.__name__ = function.__name__
+    _describe(guarded, inspect.Signature([*first, *theirs]))
+    return own_resources(settings)(guarded)
 
 
 def own_resources(
