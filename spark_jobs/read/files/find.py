@@ -27,6 +27,8 @@ STORE = "store of llm-assets"
 """The kind of the pipeline's own folder among the text."""
 UNREADABLE = "unreadable"
 """Prefix of the kinds that this user may not read."""
+_READ_BY = {"hidden": "hidden", "link out of the folder": "follow_links"}
+"""Kinds to the settings that read them."""
 _SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.EINVAL}
 """What the system says of a folder that was removed during the walk, or whose process has ended."""
@@ -45,7 +47,7 @@ class Walk:
     depth: int | None = None
     """Levels of subfolders to enter; None for all."""
     chosen: re.Pattern[str] | None = None
-    """Names of what is read or counted; all without it."""
+    """Names of the files that are read or counted; all without it."""
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Each regular file's path and what the system says of it, in no order."""
@@ -53,16 +55,18 @@ class Walk:
         while folders:
             folder, level = folders.pop()
             for entry in self._entries(folder):
-                kind = self._kind_not_read(entry)
-                if not kind and entry.is_dir(follow_symlinks=False):
-                    if self.depth is None or level < self.depth:
-                        folders.append((entry.path, level + 1))
-                elif self.chosen and not self.chosen.fullmatch(self.name_of(entry.path)):
+                kind, path = self._kind_not_read(entry), entry.path
+                is_folder = os.path.isdir(path) if kind else entry.is_dir(follow_symlinks=False)
+                if is_folder and level == self.depth:
+                    continue  # No file below it is chosen.
+                if self.chosen and not is_folder and not self.chosen.fullmatch(self.name_of(path)):
                     continue
-                elif kind:
+                if kind:
                     self._add(kind, entry)
+                elif is_folder:
+                    folders.append((path, level + 1))
                 elif found := self._stat(entry):
-                    yield entry.path, found
+                    yield path, found
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -214,10 +218,12 @@ def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
             f"read none of: {unread}. Have their owner grant it."
         )
     if unread.counts:
+        keys = [f"`{key}`" for kind, key in _READ_BY.items() if kind in unread.counts]
+        advice = f"set {' or '.join(keys)} to read such files, " if keys else ""
         return (
             f"Source {source.name!r}: no file at {shown_in_line(url)} has a format that is read "
-            f"({', '.join(FORMATS)}). Found instead: {unread}. Convert them to text, set `hidden` "
-            "or `follow_links` to read such files, or point `path` at another folder."
+            f"({', '.join(FORMATS)}). Found instead: {unread}. Convert them to text, {advice}or "
+            "point `path` at another folder."
         )
     return (
         f"Source {source.name!r}: {shown_in_line(url)} matches no file. "

@@ -265,6 +265,53 @@ def test_a_glob_finds_what_it_did_and_enters_no_more_than_it_must(folder: Path) 
         names(".n*")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "counts"),
+    [
+        ("*.md", {}),
+        ("*/*.md", {"hidden": 1, "link to a folder": 1, "store of llm-assets": 1}),
+        ("**/*.md", {"hidden": 2, "link to a folder": 2, "store of llm-assets": 1}),
+    ],
+)
+def test_folders_that_a_glob_could_reach_below_are_counted_where_they_are_not_entered(
+    folder: Path, pattern: str, counts: dict[str, int]
+) -> None:
+    for place in (folder, folder / "x"):
+        (place / ".git").mkdir(parents=True)
+        (place / "all").symlink_to(folder.parent)
+        (place / ".notes.txt").write_text("hidden")
+        (place / "b.md").write_text("b")
+    (folder / "store").mkdir()
+
+    found = find_files(source_of(folder / pattern), str(folder / "store"))
+
+    assert found.files and found.unread.counts == counts
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("hidden", "set `hidden` to read such files, "),
+        ("link out of the folder", "set `follow_links` to read such files, "),
+        ("link to a folder", ""),
+        (".png", ""),
+    ],
+)
+def test_where_nothing_is_read_a_setting_is_named_only_if_it_would_read_that(
+    folder: Path, kind: str, advice: str
+) -> None:
+    (folder / "a.md").rename(folder.parent / "a.md")
+    if kind.startswith("link"):
+        target = folder.parent / "a.md" if kind.startswith("link out") else folder.parent
+        (folder / "link.md").symlink_to(target)
+    else:
+        (folder / (".a.md" if kind == "hidden" else "a.png")).write_text("x")
+    with pytest.raises(UserError) as refused:
+        find_files(source_of(folder))
+    assert f"Found instead: 1 {kind} (" in str(refused.value)
+    assert f"Convert them to text, {advice}or point `path`" in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["manuals [2024]", "a{b}", "all*"])
 def test_a_folder_or_file_whose_name_could_be_a_pattern_is_found(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
