@@ -133,15 +133,23 @@ def _holds_lines(content: streams.Content) -> bool:
 def _wrapped_rows(value: Any, source: Files) -> list[Any] | None:
     """The rows of an object that only wraps them, as exports do: `{"total": 2, "issues": [...]}`;
     None where there is not exactly one list of objects, or something to read beside it."""
-    if not isinstance(value, dict) or all(value_at(value, one) for one in source.columns):
+    if not isinstance(value, dict):
         return None
     lists = [
         member
         for member in value.values()
         if isinstance(member, list) and member and all(isinstance(row, dict) for row in member)
     ]
-    says = any(isinstance(v, str) and count_words(v) >= PROSE_WORDS for v in value.values())
-    return lists[0] if len(lists) == 1 and not says else None
+    if len(lists) != 1:
+        return None
+    (rows,), columns = lists, source.columns
+    own = [value_at(value, column) for column in columns]
+    if all(own) and any(value_at(row, c, _MISSING) is _MISSING for row in rows for c in columns):
+        return None
+    # A feed has a short `description` beside those of its entries, which are what is to be read.
+    beside = own if all(own) else list(value.values())
+    says = any(isinstance(v, str) and count_words(v) >= PROSE_WORDS for v in beside)
+    return None if says else rows
 
 
 def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:

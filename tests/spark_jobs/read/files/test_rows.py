@@ -208,9 +208,14 @@ def test_rows_that_an_export_wraps_are_rows(
     issues = [{"fields": {"summary": "It leaks"}}, {"fields": {"summary": "It hums"}}]
     wrapped = {"total": 2, "names": ["a"], "issues": issues}
     (folder / "jira.json").write_text(json.dumps(wrapped, indent=indent))
+    # A feed says in a few words what its rows are about.
+    feed = {"title": "What is new in the plant", "fields": {"summary": "Plant news"}}
+    (folder / "feed.json").write_text(json.dumps(feed | {"items": issues}, indent=indent))
     # What has a text of its own, and what has prose under another key, wraps nothing.
-    whole = {"fields": {"summary": "The pump"}, "parts": issues}
+    whole = {"fields": {"summary": "水泵每周打开一次。"}, "parts": issues}
     (folder / "whole.json").write_text(json.dumps(whole, indent=indent))
+    short = {"fields": {"summary": "The pump"}, "parts": [*issues, {"name": "valve"}]}
+    (folder / "short.json").write_text(json.dumps(short, indent=indent))
     prose = {"note": "水泵每周打开一次。", "parts": issues}
     (folder / "prose.json").write_text(json.dumps(prose, indent=indent))
     source = files_source(folder, text_column="fields.summary", maximum_faulty_share=0.5)
@@ -220,6 +225,9 @@ def test_rows_that_an_export_wraps_are_rows(
     assert {row["id"]: row["text"] for row in rows} == {
         "jira.json:1": "It leaks",
         "jira.json:2": "It hums",
-        "whole.json:1": "The pump",
+        "feed.json:1": "It leaks",
+        "feed.json:2": "It hums",
+        "whole.json:1": "水泵每周打开一次。",
+        "short.json:1": "The pump",
     }
     assert stats["dropped"] == {"no_text": 1}
