@@ -12,7 +12,7 @@ from artifacts.shards.shard_set import Occurrence, find_occurrences
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import read_similar
 from spark_jobs.decontaminate.overlap import find_overlap
-from spark_jobs.runtime.parquet import find_parts, find_rows
+from spark_jobs.runtime.parquet import find_rows
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,8 @@ _CLEAN_COLUMNS = ["id", "cluster", "source", "split", "text_hash"]
 
 
 def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, str]:
-    # Which names a part that is damaged or absent.
-    find_parts(clean_corpus, _CLEAN_COLUMNS, "clean_corpus")
-    for row in find_rows(clean_corpus, pc.field("id") == survivor, _CLEAN_COLUMNS, 1):
+    is_survivor = pc.field("id") == survivor
+    for row in find_rows(clean_corpus, "clean_corpus", is_survivor, _CLEAN_COLUMNS, 1):
         return row
     similar = read_similar(clean_corpus)
     for match in similar.filter(pc.equal(similar["id"], identifier)).to_pylist():

@@ -357,7 +357,7 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
     columns = ["text", *(name for name, _ in label_fields(settings.classifiers))]
     ids = raw["id"].combine_chunks()
     clean_rows = parquet.find_rows(
-        clean_corpus, pc.field("id").isin(ids), ["id", *columns], parquet.SAMPLED
+        clean_corpus, "clean_corpus", pc.field("id").isin(ids), ["id", *columns], parquet.SAMPLED
     )
     kept = {row["id"]: [row[name] for name in columns] for row in clean_rows}
     copies = set(find_duplicates(clean_corpus, "id", ids)["id"].to_pylist())

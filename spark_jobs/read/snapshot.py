@@ -256,5 +256,5 @@ def compare_texts(
     for name, source in opened.items():
         texts = source.sample(libraries)
         rows = (pc.field("source") == name) & pc.field("id").isin(list(texts))
-        for row in find_rows(raw_corpus, rows, ["id", "text"], len(texts)):
+        for row in find_rows(raw_corpus, "raw_corpus", rows, ["id", "text"], len(texts)):
             yield row["id"], row["text"], texts[row["id"]]

@@ -272,15 +272,17 @@ _PARTS = 4
 
 
 def find_rows(
-    url: str, condition: "Expression", columns: list[str], most: int
+    url: str, asset: str, condition: "Expression", columns: list[str], most: int
 ) -> list[dict[str, Any]]:
-    """Find rows in a folder of parts, if there is one; parts whose smallest and largest ids rule
-    them out are skipped."""
+    """Find rows in a corpus folder; parts whose smallest and largest ids rule them out are skipped.
+
+    Raises:
+        UserError: as of `find_parts`; Arrow's own errors do not say what to do.
+    """
     from pyarrow.dataset import dataset
 
+    find_parts(url, columns, asset)
     parts = [files.resolve(part)[1] for part in list_files(url)]
-    if not parts:
-        return []
     corpus = dataset(parts, filesystem=files.resolve(url)[0])
     # `head` stops as soon as it has enough rows; `to_table` would read all parts.
     return corpus.head(most, columns=columns, filter=condition).to_pylist()

@@ -8,6 +8,7 @@ import pypdf
 import pytest
 from pyspark.sql import SparkSession
 
+from artifacts.errors import UserError
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.decide.decider import ForgottenTexts
 from spark_jobs.clean.job import compare_documents
@@ -17,6 +18,7 @@ from spark_jobs.read.snapshot import libraries_of as source_libraries
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tokenize import job as tokenize
 from spark_jobs.tokenize.job import compare_tokens
+from tests.damage import cut
 from tests.folders import write_pdf
 from tests.spark_jobs.conftest import Corpus, forget
 from tests.spark_jobs.read.test_snapshot import files_source
@@ -71,6 +73,11 @@ def test_files_that_a_library_reads_are_read_again_however_few_they_are(
         "b.pdf": "The b pump opens",
     }
     assert len(different(compared)) == 2
+
+    (part,) = (tmp_path / "raw").glob("part-*.parquet")
+    cut(part)
+    with pytest.raises(UserError, match=f"{part.name} is not a readable .* doctor --repair"):
+        list(compare_texts(opened, str(tmp_path / "raw"), {"pypdf"}))
 
 
 def test_a_source_has_the_libraries_of_what_is_in_it_alone(folder: Path) -> None:
