@@ -61,10 +61,12 @@ class OpenAIModel(served_model.PromptEncoder):
         self._name = f"The engine at {fill(engine.address)}"
         headers = {}
         if variable := engine.key_variable:
-            if not (key := os.environ.get(variable)):
+            key = os.environ.get(variable, "").strip()
+            # What no header may hold would be quoted, the key with it, by whoever refuses it.
+            if not (key and key.isascii() and key.isprintable()):
                 raise UserError(
-                    f"`endpoint.engine.key_variable` names {variable}, which is not set. Put the "
-                    "engine's key into it."
+                    f"`endpoint.engine.key_variable` names {variable}, which is not set or holds "
+                    "no key. Put the engine's key into it."
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._http: dict[str, Any] = {

@@ -167,7 +167,12 @@ def test_a_client_that_leaves_ends_the_work_of_the_other_server(
     [
         ({"key_variable": None}, r"refuses: A valid bearer token is required\."),
         ({"key_variable": "NOT_SET"}, "`endpoint.engine.key_variable` names NOT_SET, which is not"),
-        ({"model": "{model}"}, "refuses: There is no model '/.*' here"),
+        ({"key_variable": "NO_HEADER"}, "NO_HEADER, which is not set or holds no key. Put the"),
+        # As a file that was read into the variable has it.
+        (
+            {"key_variable": "WITH_BREAK", "model": "{model}"},
+            "refuses: There is no model '/.*' here",
+        ),
         ({"address": "http://127.0.0.1:9/v1"}, "The engine at http://127.0.0.1:9/v1 does not ans"),
         (
             {"address": "http://127.0.0.1:{port}/v1", "command": ("no-such", "{port}")},
@@ -176,13 +181,21 @@ def test_a_client_that_leaves_ends_the_work_of_the_other_server(
     ],
 )
 def test_engine_that_is_not_there_or_refuses_is_told_before_it_serves(
-    outside: Client, tmp_path: Path, tiny_model_folder: Path, changes: dict[str, Any], message: str
+    outside: Client,
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    message: str,
 ) -> None:
+    monkeypatch.setenv("NO_HEADER", f"{KEY}\n{KEY}")
+    monkeypatch.setenv("WITH_BREAK", f"{KEY}\n")
     settings = SETTINGS.model_copy(update={"engine": at(outside, **changes)})
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as refused:
         load_model(
             tiny_model_folder, settings, choose_engine(tiny_model_folder, settings, tmp_path)
         )
+    assert KEY not in str(refused.value)
 
 
 @pytest.mark.fault(
