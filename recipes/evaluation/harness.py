@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from artifacts.errors import UserError, first_line, reason_of
 from recipes.evaluation.settings import TaskSettings, task_files
 
 SEED = 1234
+
+
+class TaskFault(UserError):
+    """A task cannot be run, whichever model is asked: no fault of a model."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class TaskScores:
 def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> list[TaskScores]:
     """Ask one of lm-eval's models lm-eval's tasks, its own and those of files in folders.
 
-    Raises UserError where a task is unknown, or lm-eval cannot run it, as when its file is wrong or
-    the hub out of reach.
+    Raises TaskFault where a task is unknown, or lm-eval cannot run it, as when its file is wrong or
+    the hub out of reach; what the machine fails in passes as it is.
     """
     from lm_eval import simple_evaluate
 
@@ -53,7 +58,7 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
     scores = []
     for task in tasks:
         if task.name not in manager.all_tasks:
-            raise UserError(
+            raise TaskFault(
                 f"lm-eval knows no task {task.name!r}: no file that it can read has it. Give the "
                 "file's folder in `eval_metrics.task_folder`, or another name in "
                 "`eval_metrics.tasks`."
@@ -75,10 +80,10 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
             )
         except Exception as error:
             # What is wrong with a task surfaces as errors of lm-eval, datasets, jinja or its own
-            # code; memory that ran out is no fault of it.
-            if isinstance(error, MemoryError | RuntimeError) and reason_of(error):
+            # code.
+            if _is_of_machine(error):
                 raise
-            raise UserError(
+            raise TaskFault(
                 f"lm-eval cannot run the task {task.name!r} ({type(error).__name__}: "
                 f"{first_line(error)}). Correct its file or `shots`, install what it needs, use "
                 "tasks from local files where no hub can be reached, or leave the task out of "
@@ -86,6 +91,15 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
             ) from error
         scores += _scores(task.name, results)
     return scores
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Whether memory ran out, or a device or one of its libraries failed."""
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
+    # torch raises most of what CUDA's libraries report as RuntimeError itself.
+    of_device = str(error).startswith(("CUDA", "cuDNN", "NCCL"))
+    return of_device or isinstance(error, torch.AcceleratorError) or reason_of(error) is not None
 
 
 @lru_cache(maxsize=1)

@@ -29,7 +29,7 @@ from recipes.evaluation.documents import (
     newest_documents,
 )
 from recipes.evaluation.exam import judge_exam, prompts_of, read_questions, write_exam_tasks
-from recipes.evaluation.harness import TaskScores, digest_tasks, run_tasks
+from recipes.evaluation.harness import TaskFault, TaskScores, digest_tasks, run_tasks
 from recipes.evaluation.results import (
     FINGERPRINT_KEY,
     HELD_OUT_TASK,
@@ -314,7 +314,7 @@ def _measure_models(
             try:
                 measured[source.fingerprint] = measure(source, role, data, spec, report, scorer)
             except UserError as error:
-                if role == "base":
+                if role == "base" or isinstance(error, TaskFault):
                     raise
                 faults[role] = str(error)
                 continue

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.errors import UserError
-from recipes.evaluation.harness import SEED, digest_tasks, run_tasks, write_task
+from recipes.evaluation.harness import SEED, TaskFault, digest_tasks, run_tasks, write_task
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
     OPEN_LLM_LEADERBOARD_SHOTS,
@@ -205,6 +205,52 @@ def test_a_task_that_cannot_be_run_is_named_with_what_is_wrong(
     tasks = [TaskSettings(name=TASK, **settings)]
     with pytest.raises(UserError, match=rf"cannot run the task '{TASK}' \({told}"):
         run_tasks(SharedContextLM(model, tokenizer, 512), tasks, [tmp_path])
+
+
+@pytest.mark.fault(
+    "eval_metrics",
+    "a machine, or a task of lm-eval, that fails while a candidate is asked",
+    sees="what failed",
+    then="nothing is counted against the candidate: the same run measures it again",
+)
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), RuntimeError),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), RuntimeError),
+        (torch.AcceleratorError("an illegal memory access"), torch.AcceleratorError),
+        (torch.OutOfMemoryError("HIP out of memory."), torch.OutOfMemoryError),
+        (MemoryError(), MemoryError),
+        (RuntimeError("a metric of the task"), TaskFault),
+        (ValueError("a metric of the task"), TaskFault),
+    ],
+)
+def test_what_a_machine_or_a_task_fails_in_is_no_fault_of_the_model(
+    error: Exception,
+    raised: type[Exception],
+    questions: list[dict[str, Any]],
+    tmp_path: Path,
+    make_evaluation: MakeSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_task(TASK, questions[:1], tmp_path / "tasks")
+    asked: list[Any] = []
+
+    def fail_for_the_second(lm: Any, requests: list[Instance]) -> list[tuple[float, bool]]:
+        asked.append(lm)
+        if len(asked) > 1:
+            raise error
+        return [(0.0, True)] * len(requests)
+
+    monkeypatch.setattr(SharedContextLM, "loglikelihood", fail_for_the_second)
+    settings = {
+        "tasks": (TaskSettings(name=TASK),),
+        "task_folder": str(tmp_path / "tasks"),
+        "generation": GenerationSettings(samples=0),
+    }
+    with pytest.raises(raised):
+        evaluate(make_evaluation(settings=settings), lambda _: None)
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("kind", ["mpt", "mistral"])
