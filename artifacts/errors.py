@@ -217,7 +217,8 @@ _UNREACHABLE = {
 """What aiohttp, httpx, requests, urllib3, Google's clients and Python raise for a server that does
 not answer."""
 _PARQUET = re.compile(
-    "[Pp]arquet|page integrity|deserialize thrift|Invalid flatbuffers|Corrupt [a-zA-Z]+ compressed"
+    "Parquet magic bytes|Could not open Parquet input|Parquet file size|page integrity"
+    "|deserialize thrift|Invalid flatbuffers|Corrupt [a-zA-Z]+ compressed"
 )
 """What Arrow says of damaged bytes, by classes of errors that others have, too."""
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -362,6 +363,9 @@ def _of_network(error: BaseException) -> str | None:
 def _of_parquet(error: BaseException) -> str | None:
     """Whoever reads files one by one names the damaged one; of many at once, Arrow may not."""
     if type(error).__name__ not in ("ArrowInvalid", "OSError") or not _PARQUET.search(str(error)):
+        return None
+    # What the system says of a file, such as of one on a network, tells nothing of its bytes.
+    if getattr(error, "errno", None) is not None:
         return None
     return (
         f"A Parquet file of the store is damaged ({first_line(error)}). Set what is damaged aside "

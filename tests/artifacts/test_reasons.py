@@ -10,6 +10,7 @@ import pytest
 from google.auth.exceptions import DefaultCredentialsError
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyarrow import ArrowInvalid
 from safetensors import SafetensorError
 
 from artifacts.errors import (
@@ -48,6 +49,9 @@ from artifacts.settings import read_yaml
         (httpx.ConnectError("Connection refused"), "cannot be reached: Connection refused"),
         (DefaultCredentialsError("There are none."), "gcloud auth application-default login"),
         (OSError("could not verify page integrity, CRC checksum verification"), "doctor --repair"),
+        (ArrowInvalid("Parquet magic bytes not found in footer."), "doctor --repair"),
+        (OSError("Forbidden: https://storage.test/o/part-00000.parquet"), None),
+        (OSError(errno.ESTALE, "Stale file handle", "/nfs/Parquet file size.parquet"), None),
         (UserError("Name the file."), "Name the file."),
         (ZeroDivisionError("division by zero"), None),
     ],
