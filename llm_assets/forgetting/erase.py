@@ -340,10 +340,11 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     if listed.active:
         _drop_leftovers(record, state)
-    _drop_judged(record.store, listed, report)
     _drop_caches(record)
     report("The caches of text were emptied; they are filled again when needed.")
     _drop_states(record.store, report)
+    # Last, since a rollout may be waited for, which can take hours.
+    _drop_judged(record.store, listed, report)
 
 
 def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[Artifact]:

@@ -121,13 +121,14 @@ class Examination:
 
 
 def examine(
-    record: Pipeline, registry: Registry, endpoint: Path, names: Sequence[str]
+    record: Pipeline, registry: Registry, endpoint: Path, names: Sequence[str], report: Report
 ) -> Examination:
     """Read a store, or some artifacts of it, byte by byte.
 
     Args:
         endpoint: the folder of the local endpoint's state.
         names: artifacts as `kind/fingerprint`; empty for the whole store.
+        report: hears what is done, and waited for, where forgotten text is erased.
 
     Raises:
         UserError: a name is none, or the store has no artifact of it.
@@ -149,7 +150,7 @@ def examine(
         findings += check_record(record, registry)
         findings += check_runs(store, inventory)
         findings += check_caches(store, inventory)
-        findings += check_forgotten(record, registry)
+        findings += check_forgotten(record, registry, report)
         findings += check_notes(store)
         if store.is_local:
             findings += check_endpoint(registry, endpoint)
@@ -237,7 +238,7 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
         yield StoreFault(place, fault, "removed from the record", partial(record.forget, dead))
 
 
-def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
+def check_forgotten(record: Pipeline, registry: Registry, report: Report) -> Iterator[StoreFault]:
     """Whether the list of what was forgotten and the signatures can be read, and whether earlier
     artifacts are free of these texts."""
     store, pipeline = record.store, record.name
@@ -252,7 +253,7 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
                 f"rewritten from its second copy and {len(certificates)} certificate(s), the old "
                 "file is moved to damaged/, and forgotten text that a backup brought back is erased"
             )
-            repair = partial(_restore_list, record, registry)
+            repair = partial(_restore_list, record, registry, report)
         yield StoreFault(
             place, "this list of what was forgotten cannot be read, or is outdated", remedy, repair
         )
@@ -289,14 +290,14 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
                 place,
                 f"{names} contain forgotten text, as artifacts from an older backup do",
                 "it is erased from them",
-                partial(erase.erase, record, state, forgotten, lambda line: None),
+                partial(erase.erase, record, state, forgotten, report),
             )
 
 
-def _restore_list(record: Pipeline, registry: Registry) -> None:
+def _restore_list(record: Pipeline, registry: Registry, report: Report) -> None:
     restore_list(record.store, record.name)
     forgotten = erase.read_list(record.store, record.name)
-    erase.erase(record, registry.state(), forgotten, lambda line: None)
+    erase.erase(record, registry.state(), forgotten, report)
 
 
 def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:

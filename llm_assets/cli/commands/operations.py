@@ -71,12 +71,13 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
 
     session = open_session()
     endpoint = endpoint_folder(session.settings)
-    examination = examine(session.record, session.registry, endpoint, artifacts)
+    report = partial(click.echo, err=True)
+    examination = examine(session.record, session.registry, endpoint, artifacts, report)
     if not as_json:
         for line in examination.lines(repair):
             click.echo(shown(line))
     faults = examination.faults
-    remaining = examination.repair(partial(click.echo, err=True)) if repair else faults
+    remaining = examination.repair(report) if repair else faults
     if as_json:
         click.echo(json.dumps(examination.as_json(remaining), indent=2))
     elif repair and faults:

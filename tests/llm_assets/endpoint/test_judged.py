@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from artifacts.cache import write_cached
+from artifacts.leases import local_lease
 from artifacts.shards.format import ShardStats
 from artifacts.store import layout
 from artifacts.store.identity import Identity
@@ -153,6 +156,18 @@ def test_a_forgotten_document_is_gone_from_what_an_endpoint_is_compared_on(tmp_p
     state.desired.write(served.model_copy(update={"version": "2"}))
     told = {"by": "Ada", "reason": "asked to", "source": "manual", "text_hash": None}
     listed = ForgottenList(documents=[ForgottenDocument(id="gone", **told)])
-    erase(small.record, small.registry.state(), listed, lambda _: None)
+    write_cached(small.store.cache, "entry", b"its text")
+    lines: list[str] = []
+    with ExitStack() as rollout:
+        rollout.enter_context(local_lease(state.folder / "start.lock"))
+
+        def report(line: str) -> None:
+            lines.append(line)
+            if line.startswith("waiting for"):
+                assert not [*Path(small.store.cache).glob("*/*")], "the caches wait for no rollout"
+                rollout.close()
+
+        erase(small.record, small.registry.state(), listed, report)
+    assert lines[-1].startswith("waiting for")
     for file in (state.good, state.desired):
         assert file.read() == served.model_copy(update={"judged": documents[:1]})

@@ -432,7 +432,7 @@ def test_a_backup_from_before_a_forgetting_brings_nothing_back(
         shutil.copytree(backup / kind, store / kind)
     said = pipeline.say("doctor", code=1)
     assert "clean_corpus/" in said and "contain forgotten text" in said
-    pipeline.say("doctor", "--repair")
+    assert "caches of text were emptied" in pipeline.say("doctor", "--repair")
     assert "everything is in order" in pipeline.say("doctor")
     assert not {"lever.txt", "harbor.txt"} & pipeline.documents()
     pipeline.clean(TEXTS | {"changed.txt": with_a_word_changed(LEVER)})
