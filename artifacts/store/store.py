@@ -499,3 +499,8 @@ class Store:
             if files.exists(source):
                 files.remove(target)
                 files.move(source, target)
+                # Cleaning counts the days from now; in a bucket, what is moved is written.
+                for path in (Path(target), *Path(target).rglob("*")) if self.is_local else ():
+                    # Files of another user keep their times.
+                    with contextlib.suppress(PermissionError):
+                        os.utime(path, follow_symlinks=False)

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
@@ -46,11 +46,11 @@ LISTED_FILES = 10
 
 @dataclass
 class Folder:
-    """A folder `<kind>/<name>` of the store."""
+    """A folder `<kind>/<name>` of the store, or a file or folder that was set aside."""
 
     bytes: int = 0
     changed: float = 0.0
-    """When its newest file was written, or moved there, in seconds since 1970."""
+    """When its newest file was written, or set aside, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class Inventory:
 
 def may_be_artifact(kind: str, name: str) -> bool:
     """Whether `<kind>/<name>` is the name of an artifact, finished or not."""
-    return kind != layout.RUNS_FOLDER and bool(FINGERPRINT.fullmatch(name))
+    is_part = kind == layout.RUNS_FOLDER or "/" in kind
+    return not is_part and bool(FINGERPRINT.fullmatch(name))
 
 
 def take_inventory(store: Store) -> Inventory:
@@ -105,14 +106,14 @@ def take_inventory(store: Store) -> Inventory:
                 inventory.folders.setdefault(key, Folder())
                 if len(parts) > 3:
                     key = (f"{layout.RUNS_FOLDER}/{parts[1]}", parts[2])
+            elif parts[0] == layout.DAMAGED_FOLDER:
+                # Each thing that was set aside has its own age: an artifact, or a file or folder of
+                # a run, a registry or the like.
+                *folders, name = parts[: 3 if may_be_artifact(parts[1], parts[2]) else 4]
+                key = ("/".join(folders), name)
             folder = inventory.folders.setdefault(key, Folder())
             folder.bytes += size
             folder.changed = max(folder.changed, changed)
-    for key, folder in inventory.folders.items():
-        # What is set aside keeps the times of its files; in a bucket, what is moved is written.
-        if store.is_local and key[0] == layout.DAMAGED_FOLDER:
-            with suppress(FileNotFoundError):
-                folder.changed = max(folder.changed, Path(store.root, *key).stat().st_mtime)
     return inventory
 
 
@@ -359,7 +360,7 @@ def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:
         is_running = (kind, fingerprint) in contents.running or name.startswith(drafts)
         if folder.changed >= oldest or is_running:
             continue
-        if kind in TEMPORARY:
+        if kind.partition("/")[0] in TEMPORARY:
             yield Removal(f"{kind}/{name}", "set aside or interrupted", folder.bytes)
             continue
         is_made = name == fingerprint and (kind, name) in manifests

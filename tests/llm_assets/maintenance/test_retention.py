@@ -294,16 +294,33 @@ def test_what_was_never_finished_goes_when_it_is_old(weeks: Weeks) -> None:
     assert places(weeks, days=8) == {f"checkpoint/{'a' * 20}"}
 
 
-def test_what_is_set_aside_is_as_old_as_that(weeks: Weeks) -> None:
-    artifact = weeks.make("model_extra", {}, KB)
-    for path in (artifact.path, *artifact.path.rglob("*")):
-        os.utime(path, (1e9, 1e9))
-    weeks.store.set_aside(f"model_extra/{artifact.fingerprint}")
-    aside = Path(weeks.store.root, "damaged", "model_extra", artifact.fingerprint)
+@pytest.mark.parametrize(
+    ("place", "file"),
+    [
+        (f"model_extra/{'a' * 20}", "/manifest.json"),
+        (f"runs/{'a' * 20}", "/step-9/state"),
+        (f"runs/{'a' * 20}/step-9", "/state"),
+        (f"retired/model_extra/{'a' * 20}", "/manifest.json"),
+        ("registry/manual/b.json", ""),
+        ("pipelines/other.json", ""),
+    ],
+)
+def test_what_is_set_aside_is_as_old_as_that(weeks: Weeks, place: str, file: str) -> None:
+    root = Path(weeks.store.root)
+    places = [place, place.replace("a" * 20, "b" * 20).replace("json", "txt").replace("-9", "-8")]
+    for number, name in enumerate(places):
+        weeks.write(name + file, KB)
+        for path in (root / name, *(root / name).rglob("*")):
+            os.utime(path, (1e9, 1e9))
+        weeks.store.set_aside(name)
+        if not number:  # As if it had been set aside long ago: the other one keeps it no longer.
+            for path in (root / "damaged" / name, *(root / "damaged" / name).rglob("*")):
+                os.utime(path, (1e9, 1e9))
+    old, new = (root / "damaged" / (name + file) for name in places)
     weeks.clean(days=30)
-    assert aside.exists()
+    assert new.exists() and not old.exists()
     weeks.clean(days=0)
-    assert not aside.exists()
+    assert not new.exists()
 
 
 def test_what_a_job_needed_meanwhile_goes_when_it_is_old(weeks: Weeks) -> None:
