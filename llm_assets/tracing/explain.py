@@ -414,7 +414,11 @@ def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for part in open_parts([corpus], ["id", "text"]).get_fragments():
         # Ids are small; texts are read only where there is one.
-        if len(texts) < len(ids) and part.count_rows(filter=condition):
-            rows = part.to_table(columns=["id", "text"], filter=condition).to_pylist()
-            texts |= {row["id"]: row["text"] or "" for row in rows}
+        try:
+            if len(texts) < len(ids) and part.count_rows(filter=condition):
+                rows = part.to_table(columns=["id", "text"], filter=condition).to_pylist()
+                texts |= {row["id"]: row["text"] or "" for row in rows}
+        except (pa.ArrowInvalid, OSError) as error:
+            # Of damaged pages, Arrow does not say which file has them.
+            raise OSError(f"{part.path}: {error}") from error
     return texts

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from artifacts.errors import reason_of
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.tracing.explain import compare, find_dropped, read_texts
@@ -88,6 +89,16 @@ def test_texts_are_compared_word_by_word_whatever_their_case_and_spaces() -> Non
         [("the VALVE", True), ("\nshuts.", False)],
     )
     assert compare("", "a") == ([], [("a", False)])
+
+
+def test_of_a_part_with_damaged_pages_the_name_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "part-00000.parquet"
+    pq.write_table(pa.table({"id": ["a"], "text": ["text a"]}), path)
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(60) + content[64:])
+    with pytest.raises(OSError, match=str(path)) as caught:
+        read_texts(str(tmp_path), ["a"])
+    assert f"is damaged ({path}: " in str(reason_of(caught.value))
 
 
 def test_texts_are_read_up_to_the_last_that_is_asked_for(tmp_path: Path) -> None:
