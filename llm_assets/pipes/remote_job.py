@@ -352,7 +352,9 @@ class RemoteRun:
             if not job.phase.ended:
                 self.context.log.warning(f"Cancelling {job.name}")
                 self.service.cancel(job)
-                self.job = replace(job, phase=Phase.CANCELLING)
+                # Where the run does not know its job, a retry has to find all that are its own.
+                if self.job:
+                    self.job = replace(job, phase=Phase.CANCELLING)
 
     def _metadata(self) -> dict[str, Any]:
         assert self.job is not None

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult
+from google.api_core.exceptions import ServiceUnavailable
 
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.spending import Spending
@@ -520,6 +521,35 @@ def test_run_cancelled_while_it_submits_its_job_again_ends_it(
     with suppress(KeyboardInterrupt):
         scene.run("die-until:2:1", "sleep:600")
     monkeypatch.undo()
+    wait_until(lambda: not scene.left(), told=lambda: str(scene.left()))
+
+
+@only(VERTEX)
+def test_run_ended_before_it_knows_which_of_its_jobs_goes_on_ends_them_all(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after lost replies; only jobs of Vertex AI have no names that would be refused."""
+    submit, find = RemoteRun._find_or_create, VertexCustomJobs.find
+    cancel, cancelled = VertexCustomJobs.cancel, list[RemoteJob]()
+
+    def submit_twice_and_end(run: RemoteRun) -> None:
+        monkeypatch.setattr(VertexCustomJobs, "find", lambda *_: [])
+        submit(run)
+        submit(run)
+        monkeypatch.setattr(VertexCustomJobs, "find", find)
+        raise KeyboardInterrupt
+
+    def refuse_the_second(service: VertexCustomJobs, job: RemoteJob) -> None:
+        cancelled.append(job)
+        if len(cancelled) == 2:
+            raise ServiceUnavailable("busy")
+        cancel(service, job)
+
+    monkeypatch.setattr(RemoteRun, "_find_or_create", submit_twice_and_end)
+    monkeypatch.setattr(VertexCustomJobs, "cancel", refuse_the_second)
+    with suppress(KeyboardInterrupt):
+        scene.run("sleep:600")
+    assert len(scene.jobs()) == 2
     wait_until(lambda: not scene.left(), told=lambda: str(scene.left()))
 
 
