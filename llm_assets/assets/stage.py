@@ -326,6 +326,9 @@ def user_faults(pipeline: PipelineResource | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # A failure's own text says more than its cause: that a job goes on, and where to end it.
+        if isinstance(error, dg.Failure) and error.description:
+            raise
         # Which errors have a known reason, `reason_of` tells.
         store = pipeline.settings.store if pipeline and isinstance(error, OSError) else "."
         reason = reason_of(error, "." if "://" in store else store)

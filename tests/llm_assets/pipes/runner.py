@@ -17,6 +17,7 @@ from dagster import (
     materialize,
 )
 
+from llm_assets.assets.stage import user_faults
 from llm_assets.pipes import (
     Limits,
     PipesDataprocServerlessClient,
@@ -89,13 +90,13 @@ class Runner:
         return ForkedProcess(_materialize, command, surroundings)
 
     def asset(self, steps: Sequence[str]) -> Any:
-        """An asset that runs the test program with these steps."""
+        """An asset that runs the test program with these steps, as a stage does."""
 
         @asset(name="figures")
         def figures(context: AssetExecutionContext) -> MaterializeResult:
-            return self.invoke(context, steps).get_materialize_result(
-                implicit_materialization=False
-            )
+            with user_faults():
+                done = self.invoke(context, steps)
+            return done.get_materialize_result(implicit_materialization=False)
 
         return figures
 

@@ -1,11 +1,17 @@
 """What all clients do when all goes well, and when asked again."""
 
+import dataclasses
+import json
+import threading
+import time
 from urllib.parse import quote
 
 from dagster import DagsterInstance
+from google.cloud import storage
 
-from tests.llm_assets.pipes.runner import Runner, failure_text, log_text
-from tests.stand_ins.google import REGION
+from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
+from tests.stand_ins.google import BUCKET, REGION
+from tests.waiting import wait_until
 
 
 def test_messages_results_and_console_link_reach_all_who_follow_the_job(
@@ -78,3 +84,21 @@ def test_success_without_a_closing_message_is_a_failure_and_not_adopted(
     assert "without its closing message" in failure_text(result)
     assert vertex_runner.run(["materialize"]).success
     assert len(vertex_runner.jobs()) == 2
+
+
+def test_closing_message_that_comes_after_the_jobs_end_is_waited_for(
+    vertex_runner: Runner,
+) -> None:
+    def close_late() -> None:
+        states = ["JOB_STATE_SUCCEEDED"]
+        wait_until(lambda: [job.state.name for job in vertex_runner.jobs()] == states)
+        time.sleep(10 * QUICK.poll_seconds)
+        bucket = storage.Client().bucket(BUCKET)
+        *_, last = sorted(bucket.list_blobs(prefix="messages/"), key=lambda blob: blob.generation)
+        folder, number = last.name.removesuffix(".json").rsplit("/", 1)
+        closing = json.dumps({"method": "closed", "params": None})
+        bucket.blob(f"{folder}/{int(number) + 1}.json").upload_from_string(closing)
+
+    threading.Thread(target=close_late, daemon=True).start()
+    runner = vertex_runner.changed(limits=dataclasses.replace(QUICK, drain_seconds=60.0))
+    assert runner.run(["materialize", "die:0"]).success

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from dagster import DagsterInstance
 
+from artifacts.errors import LeaseLost
 from artifacts.program.entry import FLUSH_SECONDS
 from llm_assets.pipes import Limits, RetryPolicy
 from llm_assets.pipes.service import RemoteJob
@@ -51,7 +52,7 @@ def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: Loca
 
 def fails(job: RemoteJob) -> None:
     """In the place of an objection, such as where the lease of a job may not be renewed."""
-    raise PermissionError("no right to the bucket")
+    raise LeaseLost("no right to the bucket")
 
 
 REVOKED = pytest.mark.fault(
