@@ -30,7 +30,7 @@ LAST_WORD_SECONDS = 600.0
 """How long the machine tries to read its record, and to write how it ended, before it goes on."""
 SECONDS_TO_END = 120
 """How long a container that reached its deadline has to save its state."""
-REGISTRIES = ("pkg.dev", "gcr.io")
+REGISTRIES = (".pkg.dev", ".gcr.io")
 MOUNT = """bucket=$1 folder=$2 key=/usr/share/keyrings/cloud.google.asc
 if ! command -v gcsfuse; then
     apt=https://packages.cloud.google.com/apt
@@ -87,7 +87,7 @@ def run(job: dict[str, Any], deadline: float) -> dict[str, Any]:
         return subprocess.run(command, text=True, timeout=remaining, **options)
 
     image, registry = job["image"], job["image"].split("/")[0]
-    if registry.endswith(REGISTRIES):
+    if f".{registry}".endswith(REGISTRIES):
         login = ("docker", "login", "-u", "oauth2accesstoken", "--password-stdin")
         step(*login, f"https://{registry}", input=insist(token, LAST_WORD_SECONDS), check=True)
     pulled = step("docker", "pull", image, capture_output=True, check=False)

@@ -14,7 +14,7 @@ from dagster import DagsterInstance
 
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.check import check
-from llm_assets.cloud.setup.rights import check_rights
+from llm_assets.cloud.setup.rights import GRANTS, check_rights
 from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.google_batch import BatchJobs
 from llm_assets.pipes.tpu_vm import TpuVms
@@ -135,6 +135,12 @@ def test_dagsters_own_account_opens_the_history_that_its_image_names(
     terraform.bind(google.iam, settings, caller="control")
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         assert type(instance.compute_log_manager).__name__ == "GCSComputeLogManager"
+
+
+def test_an_operator_may_tag_the_image_that_dagsters_machine_starts() -> None:
+    assert "gcloud artifacts docker tags add" in (ROOT / "images" / "build.sh").read_text()
+    (grant,) = [g for g in GRANTS if (g.holder, g.resource) == ("operator", "repository")]
+    assert {"artifactregistry.tags.create", "artifactregistry.tags.update"} <= {*grant.permissions}
 
 
 def test_every_attribute_is_one_of_the_providers_own_and_none_that_it_asks_for_is_missing() -> None:

@@ -14,11 +14,10 @@ from llm_assets.cloud.settings import (
     MachineSettings,
     TpuMachine,
 )
-from llm_assets.cloud.setup.rights import APIS, Finding, check_rights
+from llm_assets.cloud.setup.rights import APIS, Finding, advice_on, check_rights
 from llm_assets.cloud.spending import how_to_price, most_of_run, unpriced
 from llm_assets.cloud.vertex import REST_SECONDS, ask_json, open_session, rest_url
 from llm_assets.config import TrainingPlace
-from llm_assets.pipes.failures import JobService, explain
 from llm_assets.pipes.tpu_machine import REGISTRIES
 
 QUOTA_KINDS = {
@@ -298,13 +297,6 @@ def check(settings: GoogleCloudSettings, uses: Uses = Uses()) -> list[Finding]:
         ("cost", check_cost),
     )
     findings: list[Finding] = []
-    place = JobService(
-        "Google Cloud",
-        "cloudresourcemanager.googleapis.com",
-        "roles/viewer",
-        settings.project,
-        settings.region,
-    )
     for key, test in tests:
         try:
             findings += test(settings, uses)
@@ -313,9 +305,8 @@ def check(settings: GoogleCloudSettings, uses: Uses = Uses()) -> list[Finding]:
             if isinstance(error, ModuleNotFoundError) and (reason := reason_of(error)):
                 # Without the package, every other check would fail in the same way.
                 return [Finding("project", False, reason)]
-            status = getattr(error, "code", None)
-            advice = explain(str(error), status if isinstance(status, int) else None, place)
-            findings.append(Finding(key, False, f"{first_line(error)}\n{advice}".strip()))
+            text = f"{first_line(error)}\n{advice_on(error, settings)}"
+            findings.append(Finding(key, False, text.strip()))
     return findings
 
 
@@ -438,7 +429,7 @@ def _check_images(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding
         if unused.get(kind):
             continue
         host, _, path = image.partition("/")
-        if not host.endswith(REGISTRIES):
+        if not f".{host}".endswith(REGISTRIES):
             # Others are not to be given a token of Google's.
             text = f"{image} is in none of Google's registries, and only those are asked"
             yield Finding(f"images.{kind}", None, text)

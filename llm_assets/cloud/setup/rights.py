@@ -9,6 +9,7 @@ import yaml
 
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import REST_SECONDS, ask_json, open_session, rest_url
+from llm_assets.pipes.failures import JobService, explain
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,19 @@ SEEN_BY_USE: set[Resource] = {"secret", "dataset"}
 """Resources that other tests, or the source itself, read, so that no permission is asked for."""
 
 
+def advice_on(error: Exception, settings: GoogleCloudSettings) -> str:
+    """What to do about an error that a look at the project met; empty where there is no advice."""
+    status = getattr(error, "code", None)
+    place = JobService(
+        "Google Cloud",
+        "cloudresourcemanager.googleapis.com",
+        "roles/viewer",
+        settings.project,
+        settings.region,
+    )
+    return explain(str(error), status if isinstance(status, int) else None, place)
+
+
 def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator[Finding]:
     """Every grant: the caller's own are tested on each resource, others by Policy
     Troubleshooter."""
@@ -149,7 +163,8 @@ def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator
         except (Forbidden, NotFound) as error:
             # The rights on all else are looked at all the same.
             text = f"the rights on {target.name} cannot be seen: {error.message}"
-            yield Finding(target.key, False, text)
+            text = f"{text}\n{advice_on(error, settings)}"
+            yield Finding(target.key, False, text.strip())
             continue
         for grant in on_resource:
             if missing := [name for name in grant.permissions if name not in granted]:

@@ -68,12 +68,16 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
         raise UserError(f"{path} is not a mapping of settings. Remove it, or correct it by hand.")
     repository = f"{outputs.repository}/"
     names = current.get("images") or {kind: f"{repository}{kind}:latest" for kind in IMAGES}
-    images = {kind: image and BUILT.sub(repository, image) for kind, image in names.items()}
     secrets = current.get("secrets") or {}
-    if secrets.get("hugging_face_token"):
-        secrets = secrets | {"hugging_face_token": outputs.secret}
-    content = current | outputs.settings | {"images": images, "secrets": secrets}
+    content = current | outputs.settings | {"images": names, "secrets": secrets}
     source = f"{path} was not changed: Terraform's outputs, together with what the file says,"
+    # Before names are replaced in sections that may be none.
+    check_settings(content, GoogleCloudSettings, source)
+    content["images"] = {
+        kind: image and BUILT.sub(repository, image) for kind, image in names.items()
+    }
+    if secrets.get("hugging_face_token"):
+        content["secrets"] = secrets | {"hugging_face_token": outputs.secret}
     settings = check_settings(content, GoogleCloudSettings, source)
     files.write(path, _edited(path.read_text() if path.exists() else HEADER, content).encode())
     return settings

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -126,6 +127,15 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
         denied("serviceusage.services.list"),
         "project",
         "services:batchGet: Permission 'serviceusage.services.list' denied",
+    ),
+    "API that tells rights": (
+        lambda g: g.server.faults.add(
+            "TestIamPermissions",
+            grpc.StatusCode.PERMISSION_DENIED,
+            "Cloud Resource Manager API has not been used in project 1 before or it is disabled.",
+        ),
+        "project",
+        "gcloud services enable cloudresourcemanager.googleapis.com --project=local-project",
     ),
     "right to see quotas": (
         denied("serviceusage.quotas.get"),
@@ -513,10 +523,11 @@ def test_image_with_a_tag_and_a_digest_is_looked_for_by_its_digest(
     assert problems(settings.model_copy(update={"images": images})) == []
 
 
+@pytest.mark.parametrize("host", ["ghcr.io", "evilgcr.io", "evilpkg.dev"])
 def test_image_of_another_registry_is_not_asked_for_with_a_token_of_googles(
-    settings: GoogleCloudSettings,
+    settings: GoogleCloudSettings, host: str
 ) -> None:
-    images = settings.images.model_copy(update={"serve": "ghcr.io/ours/server:3"})
+    images = settings.images.model_copy(update={"serve": f"{host}/ours/server:3"})
     found = check(settings.model_copy(update={"images": images}))
     assert [(f.key, f.ok) for f in found if not f.ok] == [("images.serve", None)]
 

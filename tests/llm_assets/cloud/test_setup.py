@@ -111,12 +111,16 @@ def test_other_files_are_refused_with_what_is_wanted(
         read_outputs(path)
 
 
-def test_result_that_would_not_be_valid_leaves_the_file_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["web_acess: true\n", "images: a/cuda:1\n", "images: {cuda: 1}\n", "secrets: a-token\n"],
+)
+def test_result_that_would_not_be_valid_leaves_the_file_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "google_cloud.yaml"
-    path.write_text("web_acess: true\n")
-    with pytest.raises(UserError, match="web_acess"):
+    path.write_text(text)
+    with pytest.raises(UserError, match=text.partition(":")[0]):
         write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
-    assert path.read_text() == "web_acess: true\n"
+    assert path.read_text() == text
 
 
 def test_a_section_that_is_there_twice_is_not_lost(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class Machine:
     """That its work may take."""
     is_deleted: bool = False
     process: RealProcess | None = None
+    image: str = "image:1"
 
     def answer(self, verb: str, target: str, headers: dict[str, str], body: bytes) -> Answer | None:
         kind = target.rpartition("/")[2] if "computeMetadata" in target else verb
@@ -58,7 +59,7 @@ class Machine:
         return {
             "name": "job",
             "node": "projects/p/locations/z/nodes/job",
-            "image": "image:1",
+            "image": self.image,
             "arguments": [],
             "environment": {},
             "options": [],
@@ -138,6 +139,22 @@ def test_machine_whose_docker_hangs_ends_after_its_greatest_duration(
     assert machine.record is not None
     told = machine.record["told"]
     assert told == f"it was ended after its greatest duration of 6 s, in `docker {step}`"
+
+
+@pytest.mark.parametrize(
+    ("host", "calls"),
+    [
+        ("gcr.io", ["login", "pull", "rm", "run"]),
+        ("us-docker.pkg.dev", ["login", "pull", "rm", "run"]),
+        ("evilgcr.io", ["pull", "rm", "run"]),
+    ],
+)
+def test_machine_shows_its_token_to_registries_of_googles_alone(
+    machine: Machine, host: str, calls: list[str]
+) -> None:
+    machine.image = f"{host}/project/image:1"
+    machine.run()
+    assert machine.docker_calls() == calls
 
 
 def test_machine_that_was_started_again_after_its_work_deletes_itself_at_once(
