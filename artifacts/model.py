@@ -229,7 +229,10 @@ def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
 
 def _whole(path: Path) -> Path:
     """A safetensors file that is as long as its header says; raises UserError for another."""
-    damaged = UserError(f"{path} is damaged: it is not as long as its header says.")
+    damaged = UserError(
+        f"{path} is damaged: it is not as long as its header says. Copy it again; in a folder that "
+        "was cloned without Git LFS, fetch it with: git lfs pull"
+    )
     size = path.stat().st_size
     with path.open("rb") as file:
         # The format: eight bytes of length, a JSON header of that length, then the tensors' bytes.

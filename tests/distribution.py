@@ -20,7 +20,7 @@ ONE_ENDPOINT = tuple(
     f"tests/serving/test_{name}.py"
     for name in (
         *("answers", "any_request", "faults", "official_client"),
-        *("openai_clients", "other_clients", "process"),
+        *("other_clients", "process"),
     )
 )
 """They ask one endpoint, of which each worker would start its own."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from artifacts.errors import UserError, first_line, reason_of
 from recipes.evaluation.settings import TaskSettings, task_files
@@ -95,6 +94,9 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
 
 def _is_of_machine(error: Exception) -> bool:
     """Whether memory ran out, or a device or one of its libraries failed."""
+    # Imported here: settings load this module, and nothing before a training needs torch.
+    import torch
+
     if not isinstance(error, RuntimeError):
         return isinstance(error, MemoryError)
     # torch raises most of what CUDA's libraries report as RuntimeError itself.

@@ -261,7 +261,7 @@ def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     whole = settings(tmp_path)
     pointer = "version https://git-lfs.github.com/spec/v1"
     (tmp_path / "model" / "model.safetensors").write_text(pointer)
-    with pytest.raises(UserError, match=r"is not a whole .* git lfs pull"):
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged.* git lfs pull"):
         preflight(whole)
 
 
