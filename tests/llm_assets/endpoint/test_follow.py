@@ -3,7 +3,8 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,17 @@ class Served:
         rollout = RolloutSettings(steps=(0.5,), step_seconds=3_600.0)
         endpoint = self.settings.endpoint.model_copy(update={"rollout": rollout})
         self.settings = self.settings.model_copy(update={"endpoint": endpoint})
+
+    @contextmanager
+    def rolling_back(self) -> Iterator[Future[int]]:
+        """A run that rolls version 0 out in the place of 1, and never ends its first step."""
+        self.serve()
+        self.registry.roll_back("ben", "wrong dosages")
+        self.never_end_a_step()
+        with ThreadPoolExecutor() as pool:
+            rolling_out = pool.submit(self.serve)
+            wait_until(lambda: self.shares == {"1": 0.5, "0": 0.5})
+            yield rolling_out
 
     @property
     def shares(self) -> dict[str, float]:
@@ -258,12 +270,7 @@ def test_a_decision_that_was_overruled_before_its_turn_does_not_take_effect(
     then="the rollout is given up at once; its run ends with the approved version serving",
 )
 def test_a_decision_ends_the_rollout_of_another_version(served: Served) -> None:
-    served.serve()
-    served.registry.roll_back("ben", "wrong dosages")
-    served.never_end_a_step()
-    with ThreadPoolExecutor() as pool:
-        rolling_out = pool.submit(served.serve)
-        wait_until(lambda: served.shares == {"1": 0.5, "0": 0.5})
+    with served.rolling_back() as rolling_out:
         served.registry.approve(1, "anna", "dosages checked")
         served.decide("anna", lambda wanted: wanted == 1)
         assert served.shares == {"1": 1.0}
@@ -280,12 +287,7 @@ def test_a_decision_ends_the_rollout_of_another_version(served: Served) -> None:
     then="no version is started in its place",
 )
 def test_an_endpoint_that_is_stopped_during_a_rollout_stays_stopped(served: Served) -> None:
-    served.serve()
-    served.registry.roll_back("ben", "wrong dosages")
-    served.never_end_a_step()
-    with ThreadPoolExecutor() as pool:
-        rolling_out = pool.submit(served.serve)
-        wait_until(lambda: served.shares == {"1": 0.5, "0": 0.5})
+    with served.rolling_back() as rolling_out:
         assert served.platform.stop(served.settings)
         with pytest.raises(RolloutFailed, match="was stopped before it served version 0"):
             rolling_out.result()
