@@ -3,6 +3,7 @@
 YAML is read without the means by which a small file becomes a huge one.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,6 +95,15 @@ def check_variable(name: str) -> str:
 
 EnvironmentVariable = Annotated[str, AfterValidator(check_variable)]
 Address = Annotated[str, AfterValidator(check_address)]
+
+
+def read_key(variable: str) -> str | None:
+    """The key in an environment variable; None if it is not set, or holds what no header may.
+
+    Whoever refuses such a header quotes it, so it must not get that far.
+    """
+    key = os.environ.get(variable, "").strip()
+    return key if key and key.isascii() and key.isprintable() else None
 
 
 def value_at(record: Any, key: str, missing: Any = None) -> Any:

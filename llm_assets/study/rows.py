@@ -5,7 +5,6 @@ with it.
 """
 
 import json
-import os
 import re
 import time
 from collections import Counter, defaultdict
@@ -21,6 +20,7 @@ import pyarrow as pa
 from artifacts.cache import cached
 from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
+from artifacts.settings import read_key
 from artifacts.store.identity import hash_json
 from artifacts.words import WORD, count_words, split_passages, word_ngrams
 from llm_assets.study.settings import (
@@ -323,9 +323,8 @@ class Generator:
             for prompt in settings.prompts
             for passage in passages
         ]
-        key = os.environ.get(settings.key_variable or "", "").strip()
-        # What no header may hold would be quoted, the key with it, by whoever refuses it.
-        if settings.key_variable and not (key and key.isascii() and key.isprintable()):
+        key = read_key(settings.key_variable) if settings.key_variable else None
+        if settings.key_variable and key is None:
             raise UserError(
                 f"`study.generator.key_variable` names {settings.key_variable}, which is not set "
                 "or holds no key."

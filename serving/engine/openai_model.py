@@ -23,6 +23,7 @@ import httpx
 from artifacts.errors import UserError
 from artifacts.model import context_tokens, read_config, read_tokenizer
 from artifacts.program.lifetime import BY_WAY_OF_THIS, PARENT_VARIABLE, how_it_ended
+from artifacts.settings import read_key
 from serving.engine import protocol, served_model
 from serving.errors import message_of
 from serving.settings import OpenAIEngine
@@ -61,9 +62,7 @@ class OpenAIModel(served_model.PromptEncoder):
         self._name = f"The engine at {fill(engine.address)}"
         headers = {}
         if variable := engine.key_variable:
-            key = os.environ.get(variable, "").strip()
-            # What no header may hold would be quoted, the key with it, by whoever refuses it.
-            if not (key and key.isascii() and key.isprintable()):
+            if (key := read_key(variable)) is None:
                 raise UserError(
                     f"`endpoint.engine.key_variable` names {variable}, which is not set or holds "
                     "no key. Put the engine's key into it."
