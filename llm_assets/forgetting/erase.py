@@ -629,11 +629,11 @@ def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
 
 def _drop_judged(store: Store, listed: ForgottenList, report: Report) -> None:
     """Take documents out of what endpoints compare the version with that they serve."""
-    ids = {one.id for one in listed.active}
+    ids = {document.id for document in listed.active}
 
-    def without(found: Desired) -> Desired:
-        judged = [one for one in found.judged if document_of(one.id) not in ids]
-        return found.model_copy(update={"judged": judged})
+    def without(desired: Desired) -> Desired:
+        judged = [entry for entry in desired.judged if document_of(entry.id) not in ids]
+        return desired.model_copy(update={"judged": judged})
 
     for folder in (store.machine_root / layout.ENDPOINT_FOLDER).glob("*/"):
         state = StateFolder(folder)
