@@ -33,7 +33,7 @@ from benchmarks.training_runs import random_rows
 from recipes.data.batch import Batch, batch_of
 from recipes.device import device_of, local_device, mixed_precision
 from recipes.model.decoder.network import Decoder, summed_cross_entropy
-from recipes.training.trainer import training_flops
+from recipes.training.telemetry import training_flops
 
 DOCUMENT_TOKENS = 512
 WARM_UP_STEPS, STEPS = (8, 24) if torch.cuda.is_available() else (2, 6)

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from artifacts.errors import CONFIG_VARIABLE, UserError
 from artifacts.settings import read_yaml
-from recipes.settings import RECIPES, STRATEGIES, TrainingSettings, installed, settings_model
+from recipes.installed import RECIPES, STRATEGIES, installed, settings_model
+from recipes.settings import TrainingSettings
 
 OTHER_FILES = ("dagster.yaml", "google_cloud.yaml", "workspace.yaml")
 COMPONENT = "llm_assets.LanguageModel"

@@ -11,7 +11,7 @@ from torch import nn
 
 from recipes.device import device_of
 from recipes.model.causal_model import TrainableModel
-from recipes.settings import OptimizerSettings, ScheduleSettings
+from recipes.sections import OptimizerSettings, ScheduleSettings
 
 HISTORY = 64
 ENOUGH_HISTORY = 16

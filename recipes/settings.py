@@ -1,239 +1,34 @@
-"""What recipes and strategies say of themselves, what they share, how they are found by name.
-
-A package declares each as an entry point: its name, and the settings model that is its door.
-
-    [project.entry-points."llm_assets.recipes"]
-    classification = "recipes.encoders.settings:ClassificationSettings"
-
-Importing this loads no torch.
-"""
+"""What recipes and strategies say of themselves; importing this loads no torch."""
 
 import sys
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    PlainValidator,
-    SerializeAsAny,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PlainValidator, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from artifacts.errors import UserError
 from artifacts.examples import Form
 from artifacts.settings import Settings
+from recipes.installed import RECIPES, STRATEGIES, installed, validate_by_name
+from recipes.sections import (
+    BudgetSettings,
+    CheckpointingSettings,
+    ExecutionSettings,
+    ExportSettings,
+    LoggingSettings,
+    LoraSettings,
+    OptimizerSettings,
+    OrderSettings,
+    ScheduleSettings,
+    Switch,
+    ValidationSettings,
+)
 
-RECIPES, STRATEGIES = "llm_assets.recipes", "llm_assets.strategies"
-"""Groups of entry points, by which packages declare what they bring."""
 OWN = "llm-assets"
 """The distribution whose recipes are covered by the code version of training."""
 Precision = Literal["bfloat16", "float32", "float8"]
-Switch = Literal["auto", "always", "never"]
-DEFAULT_STEPS = 32
-DEFAULT_WARMUP_STEPS = 3
-
-
-@cache
-def installed(group: str) -> dict[str, EntryPoint]:
-    """What installed packages declare in a group, in the order of the names."""
-    declared = sorted(entry_points(group=group), key=lambda entry: entry.name)
-    return {entry.name: entry for entry in declared}
-
-
-@cache
-def settings_model(group: str, name: str) -> type[Settings]:
-    """The settings that are declared; raises PydanticCustomError where none or broken ones are."""
-    declared = installed(group).get(name)
-    if declared is None:
-        raise PydanticCustomError(
-            "unknown_name",
-            "nothing of this name is installed. Installed: {names}. Other packages can add more "
-            "through the entry point group {group}; if one of llm-assets' own is missing, "
-            "reinstall llm-assets",
-            {"names": ", ".join(installed(group)) or "none", "group": group},
-        )
-    package = declared.dist.name if declared.dist else "an unnamed package"
-    try:
-        model = declared.load()
-        if not issubclass(model, Settings):
-            raise TypeError(f"{declared.value} is not a settings model")
-    except (ImportError, AttributeError, TypeError) as error:
-        raise PydanticCustomError(
-            "broken_package",
-            "what the package {package} provides under this name cannot be loaded: {error}",
-            {"package": package, "error": str(error)},
-        ) from error
-    return model
-
-
-def _validate(base: type[Settings], tag: str, group: str, values: Any) -> Any:
-    """Validate settings by the model that their tag names."""
-    if isinstance(values, base):
-        return values
-    if not isinstance(values, dict):
-        return base.model_validate(values)
-    name = str(values.get(tag, base.model_fields[tag].default))
-    try:
-        model = settings_model(group, name)
-    except PydanticCustomError as fault:
-        # A fault of the tag, so that the message names the setting that holds the unknown name.
-        details = InitErrorDetails(type=fault, loc=(tag,), input=name)
-        raise ValidationError.from_exception_data(base.__name__, [details]) from None
-    return model.model_validate(values)
-
-
-def chosen(switch: Switch, automatic: bool) -> bool:
-    """What a three-way switch means where `auto` would give `automatic`."""
-    return automatic if switch == "auto" else switch == "always"
-
-
-class ExecutionSettings(Settings):
-    """A section that says where and how the work is done, never what comes of it.
-
-    Sections of this kind stay out of the checkpoint's fingerprint, so a run goes on after any
-    change to them.
-    """
-
-
-class BudgetSettings(Settings):
-    """How much to train: one of steps, tokens and epochs, in global batches of rows."""
-
-    steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps of the whole run; 32 if steps, tokens and epochs are all unset."""
-    tokens: int | None = Field(default=None, ge=1)
-    """Tokens to train on, instead of `steps`; rounded up to whole steps. Fewer than one step takes
-    are rejected."""
-    epochs: float | None = Field(default=None, gt=0)
-    """Passes over the train split, instead of `steps`; rounded up to whole steps; replayed rows
-    come on top. With `initialize: champion`, a pass covers only rows that the champion and its
-    predecessors have seen less than half of (all rows if there are none), plus the share in
-    `order.seen_share`."""
-    global_batch_size: int = Field(default=4, ge=1)
-    """Rows per step, over all workers and accumulation steps."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default(cls, values: Any) -> Any:
-        # Not the default of the field `steps`: it has to stay unset beside `tokens` or `epochs`.
-        if isinstance(values, dict) and all(values.get(name) is None for name in BUDGETS):
-            return values | {"steps": DEFAULT_STEPS}
-        return values
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(budgets) != 1:
-            raise ValueError(f"give one of steps, tokens, epochs (found {' and '.join(budgets)})")
-        return self
-
-
-BUDGETS = ("steps", "tokens", "epochs")
-
-
-class OrderSettings(Settings):
-    """Which rows a run that continues from the champion reads, and in which order; other runs read
-    all rows alike."""
-
-    new_first: bool = True
-    """Train on the newest text first, then on everything else that the lineage (the champion and
-    its predecessors) has not seen."""
-    seen_share: float = Field(default=0.25, ge=0, lt=1)
-    """Share of the rows (those of `replay_share` aside) that are taken from what the lineage has
-    seen before, to counter forgetting. Ibrahim et al. (2024) replay 5% if the text shifts little
-    and 25% if it shifts a lot, for example to another language."""
-
-
-class OptimizerSettings(Settings):
-    """How gradients update the weights, and which gradients are skipped."""
-
-    name: Literal["adamw", "muon"] = "adamw"
-    """`muon` uses Muon for the matrices of the layers and AdamW for the rest."""
-    learning_rate: float = Field(default=1e-4, gt=0, le=1)
-    """Peak learning rate; low, since the base model is already trained."""
-    weight_decay: float = Field(default=0.1, ge=0, le=10)
-    """Decoupled weight decay on matrices; norms and biases have none."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates for the first and second moments."""
-    gradient_clip: float = Field(default=1.0, gt=0)
-    """Maximum gradient norm; larger gradients are scaled down to it."""
-    skip_gradient_above: float = Field(default=10.0, gt=1)
-    """A step is skipped if its gradient norm is more than this many times the median of the last 64
-    accepted ones (once there are 16), or if its loss or gradient is not finite."""
-    accept_after_skips: int = Field(default=4, ge=1)
-    """After this many consecutive steps are skipped for their gradient norm, their norms replace
-    the recent ones, so that training continues on text of a different kind."""
-    stop_after_skips: int = Field(default=8, ge=1)
-    """Number of consecutive skipped steps that ends training; the gate then rejects the result."""
-
-    @field_validator("betas")
-    @classmethod
-    def _check_betas(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError("a decay rate is at least 0 and below 1")
-        return betas
-
-
-class ScheduleSettings(Settings):
-    """The learning rate over the run, as a share of `optimizer.learning_rate`."""
-
-    shape: Literal["warmup_stable_decay", "cosine"] = "warmup_stable_decay"
-    """Hold the peak and then decay linearly, or decay along a cosine from the end of the
-    warm-up."""
-    warmup_steps: int | None = Field(default=None, ge=0)
-    """Steps of linear warm-up from zero, at most the steps of the run; if unset, three."""
-    decay_fraction: float = Field(default=0.3, ge=0, le=1)
-    """Share of all steps spent decaying, for `warmup_stable_decay`; with 0, the peak is held to the
-    end."""
-    final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Learning rate of the last step, as a share of the peak."""
-
-    def warmup(self, steps: int) -> int:
-        """Warm-up steps of a run of `steps`."""
-        return min(DEFAULT_WARMUP_STEPS, steps) if self.warmup_steps is None else self.warmup_steps
-
-
-LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-class LoraSettings(Settings):
-    """Low-rank adapters beside frozen weights (Hu et al., 2021), merged on export."""
-
-    rank: int = Field(default=16, ge=1)
-    """Inner dimension of an adapter."""
-    alpha: float = Field(default=32.0, gt=0)
-    """The adapter's output is scaled by alpha / rank."""
-    dora: bool = False
-    """Learn the length of each matrix row separately from its direction (Liu et al., "DoRA", 2024):
-    often better at a low rank, but slower."""
-    targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    """Which matrices of each layer get an adapter."""
-
-
-class ExportSettings(Settings):
-    """Which weights the artifact contains, and in which data type."""
-
-    weights: Literal["last", "best"] = "last"
-    """The weights of the last step, or those of the best validation after training began."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """float32 keeps the master weights exactly."""
-
-
-class ValidationSettings(ExecutionSettings):
-    """How often, and on how much text, the model is validated during training.
-
-    These settings are part of the fingerprint only if `export.weights` is `best`, since they then
-    determine which weights are exported.
-    """
-
-    every_steps: int = Field(default=16, ge=1)
-    """Steps between validations, in addition to those before the first and after the last step."""
-    rows: int = Field(default=32, ge=1)
-    """Maximum number of validation rows to read each time, always the same ones."""
+ModelFamily = Literal["causal", "sequence_to_sequence", "encoder"]
 
 
 class StrategySettings(Settings):
@@ -272,7 +67,9 @@ class StrategySettings(Settings):
 
 
 def _strategy(values: Any) -> Any:
-    return values if values is None else _validate(StrategySettings, "name", STRATEGIES, values)
+    return (
+        values if values is None else validate_by_name(StrategySettings, "name", STRATEGIES, values)
+    )
 
 
 def _short_forms(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -373,47 +170,6 @@ class PlacementSettings(ExecutionSettings):
     def world_size(self) -> int:
         """The number of processes that a run is planned for."""
         return self.workers or 1
-
-
-class CheckpointingSettings(ExecutionSettings):
-    """When the training state is saved, and which checkpoints are kept."""
-
-    every_steps: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints; a failure costs the steps since the newest one. If unset, 8, or as
-    many more as keep saving below a twentieth of the time; on a GPU, where steps are short, only
-    `every_minutes` applies. The last step is always saved, and so is the step at which training is
-    asked to stop."""
-    every_minutes: float | None = Field(default=15.0, gt=0)
-    """Maximum minutes between checkpoints, checked after each step; `null` means no limit."""
-    permanent_every_steps: int | None = Field(default=None, ge=1)
-    """At multiples of this many steps, a checkpoint is saved that is kept while others rotate; if
-    unset, none is. Once the model is exported, `retention.optimizer_state` decides whether they
-    are still kept."""
-    keep: int = Field(default=2, ge=1)
-    """Number of newest checkpoints to keep during training, in addition to the permanent ones."""
-    in_background: Switch = "auto"
-    """Continue training while a checkpoint is copied in memory and written; `auto` does so on a
-    GPU, but not with DeepSpeed, which does not support it."""
-
-
-class LoggingSettings(ExecutionSettings):
-    """What a run records besides its metrics."""
-
-    every_steps: int | None = Field(default=None, ge=1)
-    """Steps between values in TensorBoard and Weights & Biases, and between hardware readings. The
-    last step is always logged, and `metrics.jsonl` has a line for every step. If unset, 1, or 10 on
-    a GPU, where steps are short."""
-    audit_rows: bool = False
-    """Record every row that each worker trained on, in `rows-<worker>.jsonl` in the run folder, as
-    proof of the order of the data."""
-    profile_steps: tuple[int, ...] = ()
-    """Steps whose profiles are written to `profile/` in the run folder, for chrome://tracing."""
-    weights_and_biases: str | None = None
-    """Weights & Biases project that also receives the metrics, which needs the package `wandb`; if
-    unset, none does."""
-
-
-ModelFamily = Literal["causal", "sequence_to_sequence", "encoder"]
 
 
 class TrainingSettings(Settings):
@@ -586,7 +342,7 @@ class WarmStartSettings(TrainingSettings):
 
 def training_settings(values: Any) -> TrainingSettings:
     """Validate training settings of any recipe; raises pydantic's ValidationError."""
-    return _validate(TrainingSettings, "recipe", RECIPES, values)
+    return validate_by_name(TrainingSettings, "recipe", RECIPES, values)
 
 
 RecipeSettings = Annotated[SerializeAsAny[TrainingSettings], PlainValidator(training_settings)]

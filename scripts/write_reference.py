@@ -17,14 +17,8 @@ from artifacts.settings import Settings
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, PipelineSettings
 from llm_assets.settings_file import models_in
-from recipes.settings import (
-    RECIPES,
-    STRATEGIES,
-    StrategySettings,
-    TrainingSettings,
-    installed,
-    settings_model,
-)
+from recipes.installed import RECIPES, STRATEGIES, installed, settings_model
+from recipes.settings import StrategySettings, TrainingSettings
 
 SETTINGS_INTRODUCTION = f"""# Settings
 

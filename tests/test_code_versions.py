@@ -17,8 +17,8 @@ from artifacts.libraries import normalized, parsed, source_hash
 from llm_assets.gate.verdict import CODE_VERSION as GATE_VERSION
 from llm_assets.study.rows import CODE_VERSION as STUDY_VERSION
 from recipes.evaluation.settings import CODE_VERSION as EVALUATION_VERSION
+from recipes.installed import RECIPES, STRATEGIES, installed
 from recipes.model.base_model import BASE_MODEL_CODE_VERSION
-from recipes.settings import RECIPES, STRATEGIES, installed
 from recipes.spec import CHECKPOINT_CODE_VERSION
 from spark_jobs.clean.job import CODE_VERSION as CLEAN_VERSION
 from spark_jobs.read.snapshot import CODE_VERSION as SNAPSHOT_VERSION

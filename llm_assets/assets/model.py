@@ -29,8 +29,8 @@ from llm_assets.runners.training import TrainingRunner, train_into
 from recipes.evaluation.settings import ModelSource
 from recipes.model import base_model as base_model_recipe
 from recipes.model.base_model import BASE_MODEL_CODE_VERSION, BaseModelSettings
+from recipes.sections import BUDGETS
 from recipes.settings import (
-    BUDGETS,
     RecipeSettings,
     TrainingSettings,
     WarmStartSettings,

@@ -17,7 +17,7 @@ from llm_assets.endpoint.follow import serve_decision
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
-from recipes.settings import BUDGETS
+from recipes.sections import BUDGETS
 
 RETRAINING = "retraining"
 REDEPLOYMENT = "redeployment"

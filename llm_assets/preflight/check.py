@@ -20,7 +20,7 @@ from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.preflight.held_out import find_whole, foresee_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
 from recipes.model import base_model
-from recipes.settings import BUDGETS
+from recipes.sections import BUDGETS
 from serving import endpoint as process
 from serving.settings import bearer_token, listen
 from spark_jobs.read.docstrings import find_package

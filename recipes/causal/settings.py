@@ -6,7 +6,8 @@ from pydantic import Field
 
 from artifacts.examples import Form
 from artifacts.settings import Settings
-from recipes.settings import LoraSettings, TrainingSettings, WarmStartSettings
+from recipes.sections import LoraSettings
+from recipes.settings import TrainingSettings, WarmStartSettings
 
 
 class ContinuedPretrainingSettings(WarmStartSettings):

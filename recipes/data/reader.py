@@ -20,7 +20,7 @@ from artifacts.shards.format import Split
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import Batch, ExampleBatch, read_batch
 from recipes.data.records import RowCounts
-from recipes.settings import OrderSettings
+from recipes.sections import OrderSettings
 from recipes.spec import ROW_ORDER, TrainingSpec
 
 REPLAY_SEED = 0x5DEECE66D

@@ -24,7 +24,8 @@ from recipes.distributed.workers import Workers, form_group_of_one
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization import adamw, set_learning_rate
 from recipes.quiet import silence_libraries
-from recipes.settings import OptimizerSettings, Precision
+from recipes.sections import OptimizerSettings
+from recipes.settings import Precision
 from recipes.spec import TrainingSpec
 
 

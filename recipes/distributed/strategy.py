@@ -186,7 +186,7 @@ FORMS = {"fused", "foreach", "capturable"}
 
 
 class FullySharded(Strategy):
-    """A model that `recipes.training.setup` has spread over the workers."""
+    """A model that `sharding` has spread over the workers."""
 
     name = "FSDP2"
     marker = ".metadata"

@@ -11,7 +11,7 @@ from torch import nn
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
-from recipes.settings import LoraSettings, LoraTarget
+from recipes.sections import LoraSettings, LoraTarget
 
 DOWN, UP, MAGNITUDE = ".lora_a.weight", ".lora_b.weight", ".magnitude"
 

@@ -15,7 +15,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from artifacts.errors import first_line
 from artifacts.examples import Form
-from recipes.settings import BudgetSettings, PlacementSettings, WarmStartSettings
+from recipes.sections import BudgetSettings
+from recipes.settings import PlacementSettings, WarmStartSettings
 
 Program = Literal[
     "full_finetune_single_device",

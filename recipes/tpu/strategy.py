@@ -21,7 +21,8 @@ from recipes.distributed.strategy import FullySharded, Update, UpdateRule
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization import adamw
-from recipes.settings import OptimizerSettings, Precision
+from recipes.sections import OptimizerSettings
+from recipes.settings import Precision
 from recipes.spec import TrainingSpec
 from recipes.tpu.device import in_few_shapes
 

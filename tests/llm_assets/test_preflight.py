@@ -20,7 +20,7 @@ from llm_assets.pipeline import JUDGED_TAG
 from llm_assets.preflight.check import preflight
 from llm_assets.preflight.held_out import describe_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
-from recipes.settings import BudgetSettings
+from recipes.sections import BudgetSettings
 from tests.conftest import Project
 from tests.faults import small_disk
 from tests.llm_assets.in_process import ask

@@ -306,7 +306,7 @@ def export(model: Any, base_model: Path, folder: Path) -> None:
     """Write a model that one process holds as training exports it, in float32."""
     import torch
 
-    from recipes.checkpointing.checkpoint import export_model
+    from recipes.checkpointing.export import export_model
     from recipes.distributed.strategy import FullySharded
     from recipes.distributed.workers import Workers
 

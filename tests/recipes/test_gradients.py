@@ -15,7 +15,7 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.data.reader import DataOrder
 from recipes.data.records import SEEN_NAME, TRAINED_NAME, LineageRecord
 from recipes.optimization import GradientGuard
-from recipes.settings import OptimizerSettings
+from recipes.sections import OptimizerSettings
 from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import SpecMaker, course, on_model, train_here
 from tests.tiny import change_config, change_weights, tiny_shards, tiny_texts

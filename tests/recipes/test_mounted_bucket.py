@@ -11,7 +11,7 @@ from google.cloud.aiplatform_v1 import JobState
 from artifacts.storage import files
 from artifacts.storage.transfer import download_folder, remote_entries, upload_folder
 from recipes.spec import TrainingResult, TrainingSpec, read_metrics
-from recipes.training import trainer
+from recipes.training import telemetry
 from tests.needs import FUSE, needs
 from tests.recipes.conftest import SpecMaker, planned, settings_of, train_here
 from tests.recipes.launcher.test_launcher import submit
@@ -71,8 +71,8 @@ def test_figures_are_in_the_bucket_while_training_goes_on(
     make_spec: SpecMaker, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOG_FOLDER", str(folder / "logs"))
-    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_PUBLICATIONS", 0.0)
-    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(telemetry, "SECONDS_BETWEEN_PUBLICATIONS", 0.0)
+    monkeypatch.setattr(telemetry, "SECONDS_BETWEEN_LINES", 0.0)
     spec = moved_to(folder, make_spec(steps=3)).model_copy(update={"title": "manual-1a2b"})
     seen: dict[str, set[str]] = {}
     train_here(spec, lambda line: seen.update({line.split(" ·")[0]: names(folder)}))

@@ -8,7 +8,7 @@ import torch
 
 from recipes.model.causal_model import load_model
 from recipes.optimization import build_optimizers
-from recipes.settings import OptimizerSettings
+from recipes.sections import OptimizerSettings
 from tests.recipes.model.architectures import tiny_kind
 
 

@@ -23,7 +23,7 @@ from recipes.data.records import SEEN_NAME, TRAINED_NAME, LineageRecord
 from recipes.device import Device, Gpu
 from recipes.distributed.strategy import FullySharded
 from recipes.optimization import learning_rate_factor
-from recipes.settings import CheckpointingSettings, ExecutionSettings, ScheduleSettings
+from recipes.sections import CheckpointingSettings, ExecutionSettings, ScheduleSettings
 from recipes.spec import read_metrics, total_steps
 from tests.recipes.conftest import SpecMaker, exported, losses, same, settings_of, train_here
 

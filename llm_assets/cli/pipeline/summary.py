@@ -24,7 +24,8 @@ from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.registry.card import number
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import Metric, Rounds
-from recipes.settings import BUDGETS, TrainingSettings
+from recipes.sections import BUDGETS
+from recipes.settings import TrainingSettings
 from recipes.spec import read_metrics
 
 SHOWN = (

@@ -19,15 +19,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import reason_of
 from artifacts.model import end_tokens_of, read_config, read_tokenizer
-from recipes.checkpointing import checkpoint
-from recipes.checkpointing.checkpoint import export_model
+from recipes.checkpointing import export as exporting
+from recipes.checkpointing.export import export_model
 from recipes.data.records import SEEN_NAME, TRAINED_NAME
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.encoders.classification import load_classifier
 from recipes.model.causal_model import TrainableModel, load_model
 from recipes.model.lora import add_adapters
-from recipes.settings import LoraSettings
+from recipes.sections import LoraSettings
 from recipes.spec import METRICS_NAME
 from tests.example_shards import example_shards
 from tests.recipes.conftest import SpecMaker, export, on_model, same, train_here
@@ -65,7 +65,7 @@ def test_no_more_than_one_file_is_held(
     strategy = Watched(model, [], 1.0, "float32", CPU)
     whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     largest = max(tensor.nbytes for tensor in whole.values())
-    monkeypatch.setattr(checkpoint, "MAX_SHARD_BYTES", largest)
+    monkeypatch.setattr(exporting, "MAX_SHARD_BYTES", largest)
     export_model(strategy, base_model, tmp_path / "model", torch.float32, Workers(0, 1, CPU))
 
     assert strategy.most <= 2 * largest < sum(tensor.nbytes for tensor in whole.values())
@@ -86,7 +86,7 @@ def test_adapted_weights_are_not_held_in_float32_while_they_are_written(
     model, lora = load_model(base_model), LoraSettings(rank=2, targets=("q_proj",))
     add_adapters(model, lora, seed=0)
     strategy, held = Watched(model, [], 1.0, "float32", CPU), list[int]()
-    monkeypatch.setattr(checkpoint, "_write_weights", lambda *_: held.append(strategy.held()))
+    monkeypatch.setattr(exporting, "_write_weights", lambda *_: held.append(strategy.held()))
     one = Workers(0, 1, CPU)
     export_model(strategy, base_model, tmp_path / "model", torch.bfloat16, one, lora)
 
@@ -199,7 +199,7 @@ def test_a_full_disk_at_the_export_is_named(base_model: Path, tmp_path: Path) ->
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"{tmp_path} may not grow further" in str(reason_of(caught.value, str(tmp_path)))
-    assert not checkpoint.is_whole(tmp_path / "model")
+    assert not exporting.is_whole(tmp_path / "model")
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_the_config_is_written_once_all_else_is_on_the_disk(
 ) -> None:
     made, copied = tmp_path / "model", tmp_path / "copied"
     export(load_model(base_model), base_model, made)
-    checkpoint.copy_model(made, copied)
+    exporting.copy_model(made, copied)
 
     for folder in (made, copied):
         config = next(n for n, path in enumerate(flushed) if path.name.startswith(".config.json"))

@@ -27,7 +27,8 @@ from recipes.data.records import (
     record_seen,
     record_trained,
 )
-from recipes.settings import OrderSettings, training_settings
+from recipes.sections import OrderSettings
+from recipes.settings import training_settings
 from recipes.spec import TrainingSpec, total_steps
 from tests.recipes.conftest import SpecMaker, rows_trained_on, train_here
 from tests.tiny import tiny_shards, tiny_texts

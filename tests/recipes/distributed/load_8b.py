@@ -9,9 +9,9 @@ import psutil
 import torch
 from transformers import LlamaConfig
 
+from recipes.distributed.sharding import shard
 from recipes.model.causal_model import load_model
 from recipes.model.decoder.network import Decoder, DecoderShape
-from recipes.training.setup import shard
 from tests.recipes.conftest import fake_group
 
 PROCESSES = 64

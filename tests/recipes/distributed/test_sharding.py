@@ -14,9 +14,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipes.data.batch import Batch
 from recipes.device import Device, mixed_precision
+from recipes.distributed.sharding import shard
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
-from recipes.training.setup import shard
 from tests.recipes.conftest import REPOSITORY, fake_group
 from tests.recipes.model.architectures import tiny_config
 

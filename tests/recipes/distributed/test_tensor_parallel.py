@@ -7,10 +7,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig
 
 from artifacts.errors import UserError
+from recipes.distributed.sharding import split_matrices
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
 from recipes.spec import TrainingSpec
-from recipes.training.setup import split_matrices
 from tests.recipes.conftest import SpecMaker, fake_group, kill_at, launcher, losses, run_well
 from tests.recipes.distributed.one_course import (
     assert_same_course,

@@ -14,15 +14,17 @@ from torch.nn.attention import flex_attention
 
 from recipes.data.batch import Batch, ExampleBatch
 from recipes.device import Device
+from recipes.distributed.sharding import shard
 from recipes.encoders.classification import load_classifier
 from recipes.encoders.masked import load_masked
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
 from recipes.model.decoder import network
 from recipes.model.decoder.network import Decoder, DecoderShape, SegmentMask, block_mask
+from recipes.model.float8 import multiply_in_float8
 from recipes.model.lora import add_adapters
+from recipes.sections import LoraSettings
 from recipes.sequence_to_sequence.objective import load_sequence_to_sequence
-from recipes.settings import LoraSettings
-from recipes.training.setup import compile_layers, multiply_in_float8, shard
+from recipes.training.setup import compile_layers
 from tests import tiny_models
 from tests.recipes.conftest import SpecMaker, course, fake_group, on_model, train_here
 from tests.recipes.model.architectures import tiny_kind

@@ -11,8 +11,8 @@ from recipes.encoders.masked import read_masked
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder
 from recipes.model.lora import add_adapters
-from recipes.settings import LoraSettings
-from recipes.training.trainer import training_flops
+from recipes.sections import LoraSettings
+from recipes.training.telemetry import training_flops
 from tests.recipes.model.test_compile import SHAPE
 
 LENGTHS = (3, 5)

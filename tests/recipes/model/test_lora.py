@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel, TransformersNetwork
 from recipes.model.lora import add_adapters
-from recipes.settings import LoraSettings
+from recipes.sections import LoraSettings
 from recipes.spec import TrainingSpec, read_result
 from tests.recipes.conftest import SpecMaker, exported, losses, on_model, train_here, train_together
 from tests.recipes.model.architectures import tiny_kind

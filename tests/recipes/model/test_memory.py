@@ -1,6 +1,5 @@
 """What a training takes of a GPU's memory: the reckoning agrees with autograd and with FSDP2."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from llm_assets.cloud.spending import machine_price
 from llm_assets.config import load_settings
 from recipes.data.batch import Batch
 from recipes.device import Device
+from recipes.distributed.sharding import shard
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder import network
@@ -31,7 +31,8 @@ from recipes.model.decoder.network import Decoder, DecoderShape, SegmentMask, al
 from recipes.optimization import build_optimizers
 from recipes.spec import METRICS_NAME
 from recipes.torchtune.settings import TorchtuneSettings
-from recipes.training.setup import USABLE, build_strategy, check_memory, shard, training_memory
+from recipes.training.memory import USABLE, Reckoning
+from recipes.training.setup import build_strategy
 from recipes.training.trainer import Trainer, train
 from tests.recipes.conftest import (
     REPOSITORY,
@@ -102,7 +103,7 @@ def reckoned(config: LlamaConfig, rows: int, workers: int, keeps: bool) -> float
     sizes = {id(MODELS[name]): PARAMETERS[name] for name in MODELS}
     count = sizes.get(id(config)) or on_paper(config).parameter_count
     training = settings_of(precision="bfloat16")
-    needed = training_memory(config, training, count, count, rows * 4096, workers, keeps)
+    needed = Reckoning(config, training, count, count, 4096).sizes(rows, workers, keeps)
     return sum(needed.values())
 
 
@@ -141,7 +142,8 @@ def test_what_is_reckoned_is_what_compiled_layers_keep(monkeypatch: pytest.Monke
     ):
         hidden = decoder(batch.tokens, batch.positions, batch.segments)
     assert hidden.requires_grad
-    needed = training_memory(config, settings_of(precision="bfloat16"), 0, 0, TOKENS, 1, True)
+    training = settings_of(precision="bfloat16")
+    needed = Reckoning(config, training, 0, 0, TOKENS).sizes(1, 1, True)
     assert needed["activations"] == pytest.approx(sum(kept.values()), rel=0.25)
 
 
@@ -204,9 +206,8 @@ def test_what_cannot_fit_is_refused_with_what_makes_it_fit(
 ) -> None:
     training = settings_of(precision="bfloat16", device_batch_size=rows)
     count = on_paper(config).parameter_count
-    reckon = partial(training_memory, config, training, count, count)
     with pytest.raises(UserError) as refusal:
-        check_memory(reckon, training.placement, 4096, workers, 80e9)
+        Reckoning(config, training, count, count, 4096).check(workers, 80e9)
     told = str(refusal.value)
     assert remedy in told and "weights, gradients and optimizer state" in told
 
@@ -281,7 +282,7 @@ def test_what_zero_divides_or_offloads_is_not_reckoned(
     section: dict[str, Any], workers: int, bytes_each: float
 ) -> None:
     training = settings_of(precision="bfloat16", deepspeed=section)
-    needed = training_memory(LLAMA_1B, training, 1000, 1000, 1, workers, True)
+    needed = Reckoning(LLAMA_1B, training, 1000, 1000, 1).sizes(1, workers, True)
     assert needed["weights, gradients and optimizer state"] == 1000 * bytes_each
 
 
@@ -370,7 +371,7 @@ def test_a_shipped_pipeline_fits_the_machines_that_it_asks_for_at_a_known_price(
         training = training.model_copy(update={"precision": "bfloat16"})
     row_tokens = settings.tokenized_shards.row_tokens(training.form)
     trained = parameters / 100 if getattr(training, "lora", None) else parameters
-    reckon = partial(training_memory, config, training, int(parameters), int(trained))
     memory = ACCELERATORS[machines.accelerator_type].gigabytes * 2**30
     assert machines.processes >= 1
-    check_memory(reckon, training.placement, row_tokens, machines.processes, memory)
+    reckoning = Reckoning(config, training, int(parameters), int(trained), row_tokens)
+    reckoning.check(machines.processes, memory)

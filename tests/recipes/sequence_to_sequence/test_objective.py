@@ -13,8 +13,8 @@ from recipes.data.batch import IGNORED, ExampleBatch
 from recipes.distributed.strategy import FullySharded, train_step
 from recipes.distributed.workers import Workers
 from recipes.optimization import build_optimizers
+from recipes.sections import OptimizerSettings
 from recipes.sequence_to_sequence.objective import ROUGE, load_sequence_to_sequence, rouge
-from recipes.settings import OptimizerSettings
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny_models import encoder_decoder
 
