@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from artifacts.storage import files
 
 MOUNT_VARIABLE = "GCS_MOUNT"
@@ -48,13 +48,15 @@ def output_folders(environment: Mapping[str, str]) -> dict[str, str]:
 
 def localize_spec(url: str, target: Path, environment: Mapping[str, str]) -> Path:
     """Copy a JSON spec to a local file, its `gs://` values turned into mounted paths; raises
-    UserError where there is none, or it is not JSON."""
+    UserError where it cannot be read."""
     try:
         spec = json.loads(files.read(url))
     except FileNotFoundError as error:
         raise UserError(f"There is no spec at {url}.") from error
     except ValueError as error:
         raise UserError(f"The spec {url} is not JSON: {error}") from error
+    except files.storage_errors() as error:
+        raise UserError(f"The spec {url} cannot be read: {first_line(error)}") from error
     target.write_text(json.dumps(_localize(spec, environment), indent=2))
     return target
 

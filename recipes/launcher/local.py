@@ -27,13 +27,22 @@ def main() -> int:
     """Run workers on this machine alone, which meet on loopback."""
     lifetime.end_with_parent()
     parser = argparse.ArgumentParser(prog="recipes.launcher.local", description=__doc__)
-    parser.add_argument("--workers", type=int, required=True, help="processes on this machine")
+    parser.add_argument(
+        "--workers", type=_from_one, required=True, help="processes on this machine"
+    )
     parser.add_argument("program", nargs="+", help="after `--`: `-m module` or a script, arguments")
     options = parser.parse_args()
     interruption = lifetime.Interruption()
     with opened_store(LOOPBACK.address) as port:
         environment = os.environ | LOOPBACK.meeting({}, port)
         return run_workers(options.program, options.workers, environment, interruption)
+
+
+def _from_one(text: str) -> int:
+    """A number of processes; none at all would be a success at once."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"has to be a number from 1, not {text!r}")
+    return int(text)
 
 
 def run_workers(

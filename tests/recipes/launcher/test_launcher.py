@@ -13,9 +13,11 @@ import pytest
 from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient, JobState
 from google.cloud.batch_v1 import BatchServiceClient, JobStatus
 
+from artifacts.program import lifetime
 from artifacts.storage import files
 from llm_assets.cloud.jobs import batch_job
 from llm_assets.cloud.settings import GoogleCloudSettings
+from recipes.launcher import local
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
 from tests.stand_ins.processes import REPOSITORY
 from tests.stand_ins.project import cloud_settings, cuda_image
@@ -167,6 +169,7 @@ def test_idle_node_waits_and_ends_by_itself() -> None:
         (["--processes", "none", "--", "x"], "--processes"),
         (["--launcher", "command", "--", "/no/such/program"], "no program"),
         (["--spec", "/no/such/spec.json", "--", "x"], "no spec"),
+        (["--spec", "/", "--", "x"], "The spec / cannot be read"),
         (["--ssh", "--", "x"], "--ssh is for --launcher deepspeed and --idle"),
         (["--launcher", "command", "--ssh", "--", "x"], "Leave --ssh out"),
     ],
@@ -176,3 +179,15 @@ def test_wrong_settings_end_with_one_clear_line(arguments: list[str], message: s
     _, error = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 2
     assert message in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("workers", ["0", "-2", "two"])
+def test_no_workers_at_all_are_no_success(
+    workers: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["local", f"--workers={workers}", "--", "-c", "pass"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(lifetime, "end_with_parent", lambda: None)
+    with pytest.raises(SystemExit, match="2"):
+        local.main()
+    assert f"has to be a number from 1, not '{workers}'" in capsys.readouterr().err
