@@ -2,12 +2,29 @@
 
 import getpass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from artifacts.errors import UserError, has_control_characters, shown_in_line
 
 version_argument = click.argument("version", type=int)
+
+
+class Utf8(click.types.StringParamType):
+    """Text that is looked for; raises BadParameter for bytes of another encoding, which no text
+    that was read has."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = super().convert(value, param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"'{shown_in_line(text)}' is not UTF-8. Set the terminal to UTF-8.")
+        return text
+
+
+UTF8 = Utf8()
 
 
 def _check_line(_: click.Context, __: click.Parameter, value: str) -> str:

@@ -8,12 +8,18 @@ from typing import Literal
 import click
 
 from artifacts.errors import UserError, shown
-from llm_assets.cli.commands.options import json_option, name_option, read_text, reason_option
+from llm_assets.cli.commands.options import (
+    UTF8,
+    json_option,
+    name_option,
+    read_text,
+    reason_option,
+)
 from llm_assets.cli.session import open_session
 
 
 @click.command()
-@click.argument("identifier")
+@click.argument("identifier", type=UTF8)
 @json_option
 def document(identifier: str, as_json: bool) -> None:
     """Show what happened to a document.
@@ -32,10 +38,11 @@ def document(identifier: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("identifiers", nargs=-1, metavar="[ID]...")
+@click.argument("identifiers", type=UTF8, nargs=-1, metavar="[ID]...")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="File with one id per line.")
 @click.option(
     "--source",
+    type=UTF8,
     help="All documents of a source, also those that have left it or that cleaning dropped.",
 )
 @name_option
@@ -90,7 +97,7 @@ def forget(
 
 @click.command()
 @click.option("--request", help="X-Request-Id, or id, of an answer from the local endpoint.")
-@click.option("--text", help="The answer.")
+@click.option("--text", type=UTF8, help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
 @click.option(
     "--version",

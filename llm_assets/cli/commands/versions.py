@@ -9,6 +9,7 @@ import click
 
 from artifacts.errors import shown
 from llm_assets.cli.commands.options import (
+    UTF8,
     generation_option,
     json_option,
     name_option,
@@ -82,7 +83,7 @@ def approve(version: int, name: str, reason: str, generation: int | None) -> Non
     Example:
       llm-assets approve 2 --reason "reads better"
     """
-    from llm_assets.forgetting.erase import read_list
+    from llm_assets.forgetting.forgotten_list import read_list
 
     session = open_session()
     # A version that was trained on forgotten text is never served again.
@@ -211,7 +212,9 @@ def _serve_decision(session: Session, name: str, holds: Callable[[int], bool]) -
 @click.command()
 @version_argument
 @click.option(
-    "--text", help="Show the documents that contain this text, and whether they were trained on."
+    "--text",
+    type=UTF8,
+    help="Show the documents that contain this text, and whether they were trained on.",
 )
 @json_option
 def explain(version: int, text: str | None, as_json: bool) -> None:
