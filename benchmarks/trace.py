@@ -24,7 +24,7 @@ import pandas  # noqa: F401  pyarrow would import it amid the first trace
 from tokenizers import Tokenizer
 
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import ShardFiles, ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from benchmarks.corpora import FOLDER, package_docs
@@ -36,7 +36,6 @@ from llm_assets.tracing.trace import Tracer
 from llm_assets.tracing.training_text import index_keys
 from recipes.data.records import TRAINED_NAME, record_trained
 from recipes.spec import MODEL_FOLDER
-from spark_jobs import trace_index
 from spark_jobs.clean import job as clean
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import write_snapshot
@@ -48,6 +47,7 @@ from spark_jobs.settings import (
     TokenizedShardsSettings,
 )
 from spark_jobs.tokenize import job as tokenize
+from spark_jobs.trace_index import build_indexes
 
 MEGABYTES = int(os.environ.get("BENCH_MEGABYTES", "1000"))
 HOME = FOLDER.absolute() / "trace"
@@ -162,10 +162,8 @@ def following(before: Artifact | None, kind: str) -> Identity:
 def index_seconds(spark: Any, shards: Artifact) -> float:
     """Seconds of indexing all shards that are trained on."""
     stats = ShardStats.model_validate(shards.stats)
-    spec = trace_index.TraceIndexSpec(
-        shards=shards.url, stats=stats, keys=index_keys(shards, stats), cache=shards.store.cache
-    )
-    return seconds(lambda: trace_index.run(spark, spec, lambda line: None))
+    files, keys, cache = ShardFiles(shards.url), index_keys(shards, stats), shards.store.cache
+    return seconds(lambda: build_indexes(spark, files, stats, keys, cache, lambda line: None))
 
 
 def ask(raw: Path) -> dict[str, float]:

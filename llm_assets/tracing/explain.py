@@ -1,9 +1,8 @@
-"""What is behind a version, down to the text: where a passage stands in it, and what was dropped.
+"""What is behind a version, down to the text, and where a passage stands in that.
 
 `llm-assets explain` and `llm-assets trace` search for text in the same way, so their answers agree.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 from artifacts.errors import UserError, shown_in_line
 from artifacts.shards.shard_set import text_numbers
 from artifacts.store.manifest import Manifest
-from artifacts.store.store import Artifact, Store
+from artifacts.store.store import Store
 from llm_assets.registry.card import describe_cost, describe_coverage, number, tell_story
 from llm_assets.registry.start import REMOVED, find_manifest, tell_removal
 from llm_assets.registry.state import ModelVersion, RegistryState
@@ -34,9 +33,7 @@ from llm_assets.tracing.training_text import (
     shards_of,
     stretches_of,
 )
-from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR
-from spark_jobs.clean.forgotten import read_similar
-from spark_jobs.runtime.parquet import list_files, open_parts, read_table
+from spark_jobs.runtime.parquet import open_parts
 
 ORDER = ("checkpoint", "base_model", "tokenized_shards", "study", "clean_corpus", "raw_corpus")
 
@@ -280,132 +277,6 @@ def _places(text: str, pattern: re.Pattern[str], tokenizer: Tokenizer) -> Iterat
     for match in pattern.finditer(text):
         begin = np.searchsorted(offsets[:, 1], match.start(), side="right")
         yield int(begin), int(np.searchsorted(offsets[:, 0], match.end()))
-
-
-DUPLICATE_FILES = "duplicates*.parquet"
-MOST_CLUSTERS = 10
-MOST_WORDS = 400
-"""Words of a text that are shown beside another's."""
-_WORD = re.compile(r"\s*\S+")
-
-Side = list[tuple[str, bool]]
-"""A text in stretches, each with whether the other text has it, too."""
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A document that was dropped as a copy."""
-
-    id: str
-    reason: str
-    similarity: float
-    neighbor: str
-    """The document that it was found a copy of."""
-    survivor: str
-    """The document that is kept in its place: the neighbor, or another of the cluster."""
-    text: Side | None
-    """The text's beginning; None where the raw corpus holds it no more."""
-    neighbor_text: Side | None
-
-
-@dataclass(frozen=True)
-class DroppedDocuments:
-    """What a clean corpus left out."""
-
-    counts: dict[str, int]
-    """Reason to documents."""
-    copies: list[Copy]
-    """A sample: the near-copies least like their originals, then exact copies."""
-    examples: dict[str, list[dict[str, str]]]
-    """Every other reason to a few documents: `id`, and how their `text` begins."""
-    clusters: list[tuple[str, int]]
-    """The kept documents of the largest clusters, with the clusters' sizes."""
-    similar: list[dict[str, Any]]
-    """Rows of `forgotten.SIMILAR_SCHEMA`: what holds forgotten text, which is not shown."""
-
-
-def find_dropped(
-    clean: Artifact, raw: Artifact | None, hidden: Collection[str], most: int
-) -> DroppedDocuments:
-    """Look up what was dropped.
-
-    Args:
-        raw: that the clean corpus was made of, where it is still there.
-        hidden: ids that are not shown, nor what was dropped for them.
-        most: near-copies; of exact ones, a fifth of that.
-    """
-    rows = _chosen(clean.url, NEAR, hidden, most) + _chosen(clean.url, EXACT, hidden, most // 5)
-    ids = {identifier for row in rows for identifier in (row["id"], row["neighbor"])}
-    texts = read_texts(raw.url, ids) if raw else {}
-    copies = []
-    for row in rows:
-        text, neighbor_text = compare(texts.get(row["id"]), texts.get(row["neighbor"]))
-        fields = {name: row[name] for name in DUPLICATE_SCHEMA.names if name != "cluster"}
-        copies.append(Copy(**fields, text=text, neighbor_text=neighbor_text))
-    examples = {
-        reason: [example for example in of_reason if example["id"] not in hidden]
-        for reason, of_reason in clean.stats["dropped_examples"].items()
-        if reason not in (EXACT, NEAR)
-    }
-    similar = read_similar(clean.url)
-    clusters = _largest_clusters(clean.url, hidden)
-    return DroppedDocuments(clean.stats["dropped"], copies, examples, clusters, similar.to_pylist())
-
-
-def compare(text: str | None, neighbor: str | None) -> tuple[Side | None, Side | None]:
-    """The beginnings of two texts; marked are the words that both have in the same order."""
-    if text is None or neighbor is None:
-        return _begin(text), _begin(neighbor)
-    text_words, neighbor_words = _words(text), _words(neighbor)
-    folded = [[word.strip().casefold() for word in words] for words in (text_words, neighbor_words)]
-    matcher = difflib.SequenceMatcher(None, folded[0], folded[1], autojunk=False)
-    sides: tuple[Side, Side] = ([], [])
-    for kind, first, last, other_first, other_last in matcher.get_opcodes():
-        for side, stretch in zip(
-            sides, (text_words[first:last], neighbor_words[other_first:other_last]), strict=True
-        ):
-            if stretch:
-                side.append(("".join(stretch), kind == "equal"))
-    return sides
-
-
-def _begin(text: str | None) -> Side | None:
-    return None if text is None else [("".join(_words(text)), True)]
-
-
-def _words(text: str) -> list[str]:
-    """The text's first words, each with the white space before it."""
-    return _WORD.findall(text)[:MOST_WORDS]
-
-
-def _chosen(
-    clean_corpus: str, reason: str, hidden: Collection[str], most: int
-) -> list[dict[str, Any]]:
-    """Rows of `DUPLICATE_SCHEMA`, least similar first; only one file is in memory at a time."""
-    least_similar = DUPLICATE_SCHEMA.empty_table()
-    not_shown = pa.array(sorted(hidden), pa.string())
-    for url in list_files(clean_corpus, DUPLICATE_FILES):
-        copies = read_table(url, DUPLICATE_SCHEMA.names)
-        copies = copies.filter(pc.equal(copies["reason"], reason))
-        for column in ("id", "neighbor", "survivor"):
-            copies = copies.filter(pc.invert(pc.is_in(copies[column], not_shown)))
-        together = pa.concat_tables([least_similar, copies.cast(DUPLICATE_SCHEMA)])
-        order = [("similarity", "ascending"), ("id", "ascending")]
-        least_similar = together.sort_by(order).slice(0, most)
-    return least_similar.to_pylist()
-
-
-def _largest_clusters(clean_corpus: str, hidden: Collection[str]) -> list[tuple[str, int]]:
-    files = (read_table(url, ["survivor"]) for url in list_files(clean_corpus, DUPLICATE_FILES))
-    none = DUPLICATE_SCHEMA.empty_table().select(["survivor"])
-    counts = pa.concat_tables(
-        file.group_by("survivor").aggregate([([], "count_all")]) for file in (none, *files)
-    )
-    sums = counts.group_by("survivor").aggregate([("count_all", "sum")])
-    sums = sums.filter(pc.invert(pc.is_in(sums["survivor"], pa.array(sorted(hidden), pa.string()))))
-    order = [("count_all_sum", "descending"), ("survivor", "ascending")]
-    largest = sums.sort_by(order).slice(0, MOST_CLUSTERS)
-    return [(row["survivor"], row["count_all_sum"] + 1) for row in largest.to_pylist()]
 
 
 def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:

@@ -4,10 +4,6 @@ First the longest stretches of the answer that occur word for word in text that 
 that it continues, was trained on; then the nearest documents by BM25, which are only similar. As in
 OLMoTrace (Liu et al., 2025), stretches are found token by token in the training text itself, so
 what is shown was read in training; it is not claimed to be the reason for the answer.
-
-BM25 uses the model's own tokens. For a long text, only the most telling tokens are searched, those
-in the fewest documents, as in Lucene's MoreLikeThis: the others are in so many documents that they
-decide little and cost most.
 """
 
 import math
@@ -18,17 +14,18 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.errors import MissingArtifact, UserError
-from artifacts.numbers import spans
 from artifacts.progress import Report
-from artifacts.shards.span_index import SHORTEST, Matches, first_places
+from artifacts.shards.span_index import SHORTEST, first_places
 from artifacts.store.store import Store
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.explain import Exposure, find_passages
+from llm_assets.tracing.nearest import find_nearest
 from llm_assets.tracing.training_text import (
     IndexedShard,
-    Part,
+    RowPart,
     Source,
     TrainingText,
     in_forms_of,
@@ -68,8 +65,9 @@ def find_answers(
         version: the one that gave the text; by default the serving one.
 
     Raises:
-        UserError: no version serves, or there is none of that number; the request is not on record,
-            or its text was not kept and none is given, or another is.
+        UserError: no version serves, or there is none of that number; there is neither a request
+            nor a text; the request is not on record, or its text was not kept and none is given, or
+            another is.
     """
     if not request:
         answering = state.find("champion") or state.find("wanted")
@@ -77,7 +75,12 @@ def find_answers(
             answering = state.get(version)
         if answering is None:
             raise UserError("No version is registered yet: build one with `llm-assets run`.")
-        return [AnswerToTrace(answering, text or "")]
+        if not (text and text.strip()):
+            raise UserError(
+                "There is no text to trace: give the answer, on the command line with --text or "
+                "--file."
+            )
+        return [AnswerToTrace(answering, text)]
     entries = journal.find_entries(folder, request, settings.days)
     if not entries:
         kept = f"answers are kept for {settings.days:g} day{'s' * (settings.days != 1)}"
@@ -186,14 +189,12 @@ class Tracer:
         """Look for an answer in the text that a version was trained on.
 
         Raises:
-            UserError: the answer is empty or too long, or the version was trained on nothing here.
+            UserError: the answer is too long, or the version was trained on nothing here.
             MissingArtifact: no text that the version was trained on is in the store.
         """
         if not answer.strip():
-            raise UserError(
-                "There is no text to trace: give the answer, on the command line with --text or "
-                "--file."
-            )
+            # A model may have ended at once; a request's other answers are traced all the same.
+            return Trace(version.version, answer, SHORTEST, [], [], [], 0, [])
         if len(answer) > MOST_CHARACTERS:
             raise UserError(
                 f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that "
@@ -254,159 +255,80 @@ def _trace(text: TrainingText, answer: str) -> Trace:
     return Trace(version, answer, SHORTEST, stretches, scored, [], len(tokens), text.missing)
 
 
-K1, B = 1.5, 0.75
-"""Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009)."""
-COMMON_SHARE = 0.2
-"""A token in more than this share of the documents says nothing about any of them."""
-MOST_TERMS = 32
-"""Different tokens of a text that are looked for."""
-_BLOCK = 1_024
-"""Documents that are looked up at a time, to see whether they were trained on."""
-
-
-def find_nearest(text: TrainingText, tokens: np.ndarray, count: int) -> dict[int, float]:
-    """The trained texts nearest to these tokens, best first, with their scores.
-
-    How telling a token is depends on all documents of the shards.
-
-    Returns:
-        Texts as `artifacts.shards.shard_set` numbers them: fewer than `count`, or none, where no
-        others share a telling token. Scores are those of BM25, comparable within one search.
-    """
-    shards = text.shards
-    terms, weights = _telling_terms(shards, tokens)
-    documents = sum(len(shard.index.texts) for shard in shards)
-    length = sum(shard.index.tokens for shard in shards) / max(1, documents)
-    best = [
-        near
-        for shard in shards
-        for near in _best(shard, _scores(shard, terms, weights, length), text.texts, count)
-    ]
-    scores: dict[int, float] = {}
-    for number, score in sorted(best, key=lambda near: -near[1]):
-        scores.setdefault(number, score)
-    return dict(islice(scores.items(), count))
-
-
-def _telling_terms(
-    shards: Sequence[IndexedShard], tokens: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens to search for and the weight of each: two arrays of the same length."""
-    terms = np.unique(tokens)
-    total = sum(len(shard.index.texts) for shard in shards)
-    frequency = sum(shard.index.offsets[terms + 1] - shard.index.offsets[terms] for shard in shards)
-    weights = np.log1p((total - frequency + 0.5) / (frequency + 0.5))
-    is_telling = (frequency > 0) & ((frequency <= COMMON_SHARE * total) | (frequency == 1))
-    terms, weights = terms[is_telling], weights[is_telling]
-    rarest = np.argsort(-weights, kind="stable")[:MOST_TERMS]
-    return terms[rarest], weights[rarest]
-
-
-def _scores(
-    shard: IndexedShard, terms: np.ndarray, weights: np.ndarray, length: float
-) -> np.ndarray:
-    """Shape (documents,): BM25 of each document of a shard; `length` is the mean of all."""
-    index = shard.index
-    first = index.offsets[terms]
-    counts = index.offsets[terms + 1] - first
-    places = spans(first, counts)
-    documents, times = index.documents[places], index.counts[places].astype(np.float64)
-    size = K1 * (1 - B + B * index.lengths[documents] / length)
-    gains = np.repeat(weights, counts) * times * (K1 + 1) / (times + size)
-    return np.bincount(documents, gains, len(index.texts))
-
-
-def _best(
-    shard: IndexedShard, scores: np.ndarray, trained_texts: np.ndarray, count: int
-) -> list[tuple[int, float]]:
-    """The trained texts of a shard with the highest scores above 0, each once, with these scores.
-
-    No more of them are kept than can be shown, however many documents share a token.
-    """
-    documents = np.flatnonzero(scores)
-    order = documents[np.argsort(-scores[documents], kind="stable")]
-    score_of: dict[int, float] = {}
-    # `count` is small, so usually the first blocks suffice. `trained_texts` is sorted.
-    for first in range(0, len(order) if len(trained_texts) else 0, _BLOCK):
-        block = order[first : first + _BLOCK]
-        texts = shard.index.texts[block]
-        places = np.minimum(np.searchsorted(trained_texts, texts), len(trained_texts) - 1)
-        is_wanted = trained_texts[places] == texts
-        for text, place in zip(texts[is_wanted].tolist(), block[is_wanted].tolist(), strict=True):
-            score_of.setdefault(text, float(scores[place]))
-        if len(score_of) >= count:
-            break
-    return list(islice(score_of.items(), count))
-
-
-def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, int], list[Part]]:
+def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, int], list[RowPart]]:
     """The longest stretches of the tokens that were trained on, none inside another, longest first.
 
     Returns:
         First token and length to all places, each in a row that was trained on, where that row is
         still there.
     """
-    shards = text.shards
-    matches = [shard.index.matches(tokens, shard.shard) for shard in shards]
-    texts = [
-        np.asarray(shard.index.texts[shard.shard.segments["document"][match.segment]])
-        for shard, match in zip(shards, matches, strict=True)
-    ]
-    lessons = stretches_of(text.records, np.unique(np.concatenate(texts)), text.read)
-    columns = [
-        _trained_part(text, number, match, match_texts, lessons)
-        for number, (match, match_texts) in enumerate(zip(matches, texts, strict=True))
-    ]
-    parts = np.concatenate(columns)
-    parts = parts[parts[:, 1] >= SHORTEST]
-    parts = parts[np.argsort(parts[:, 7], kind="stable")]
-    # The same place of a text counts once, however many shards of the lineage contain the text.
-    parts = parts[np.unique(parts[:, :4], axis=0, return_index=True)[1]]
-    stretches: dict[tuple[int, int], list[Part]] = {}
-    covered = np.zeros(len(tokens), np.int64)
+    parts = _trained_parts(text, _find_places(text.shards, tokens))
+    spans = parts.group_by(["first", "length"]).aggregate([])
     # In this order, a stretch that contains another one comes before it, and covers it.
-    distinct = {(int(first), int(length)) for first, length in parts[:, :2]}
-    for first, length in sorted(distinct, key=lambda span: (-span[1], span[0])):
-        if covered[first] >= first + length:
-            continue
-        covered[first : first + length] = np.maximum(
-            covered[first : first + length], first + length
-        )
-        rows = parts[(parts[:, 0] == first) & (parts[:, 1] == length)][:, 4:7]
-        places = [
-            (shards[n], segment, place, length) for n, place, segment in sorted(rows.tolist())
-        ]
-        stretches[first, length] = places
+    spans = spans.sort_by([("length", "descending"), ("first", "ascending")])
+    stretches: dict[tuple[int, int], list[RowPart]] = {}
+    # For each token, the end of the stretch that covers it and reaches farthest.
+    covered = np.zeros(len(tokens), np.int64)
+    for first, length in zip(
+        *(spans[name].to_pylist() for name in ("first", "length")), strict=True
+    ):
+        end = first + length
+        if covered[first] < end:
+            covered[first:end] = np.maximum(covered[first:end], end)
+            is_this = (pc.field("first") == first) & (pc.field("length") == length)
+            stretches[first, length] = [
+                RowPart(text.shards[row["shard"]], row["segment"], row["place"], length)
+                for row in parts.filter(is_this).to_pylist()
+            ]
     return stretches
 
 
-def _trained_part(
-    text: TrainingText, number: int, matches: Matches, texts: np.ndarray, lessons: pa.Table
-) -> np.ndarray:
-    """Shape (parts, 8): what was trained on of each match in a shard, as one stretch of one row.
+def _find_places(shards: Sequence[IndexedShard], tokens: np.ndarray) -> pa.Table:
+    """Where the tokens stand in the shards, trained on or not, in stretches within a row.
 
-    Columns: first token of the answer; number of tokens; the text, and the stretch's first token in
-    it; the shard's number, the place in the shard, the segment; and 1 if the stretch was trained on
-    in a row of another shard.
-
-    Args:
-        texts: shape (matches,), uint64, that each match stands in.
-        lessons: of `stretches_of`.
+    Columns: `first` of the tokens and how many (`length`); `text`, and `start`, the stretch's first
+    token in it; number of the `shard`, and `segment` and `place` in it.
     """
-    shard = text.shards[number]
-    reads = np.array([url in shard.records for url in text.records], bool)
-    order = np.argsort(lessons["text"].to_numpy(), kind="stable")
-    lesson_texts, start, end, record = (
-        lessons[name].to_numpy()[order] for name in ("text", "start", "end", "record")
+    tables = []
+    for number, indexed in enumerate(shards):
+        shard, found = indexed.shard, indexed.index.matches(tokens, indexed.shard)
+        segments = shard.segments[found.segment]
+        columns = {
+            "first": found.first,
+            "length": found.length,
+            "text": indexed.index.texts[segments["document"]],
+            "start": found.place - first_places(shard, found.segment) + segments["offset"],
+            "shard": np.full(len(segments), number),
+            "segment": found.segment,
+            "place": found.place,
+        }
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables)
+
+
+def _trained_parts(text: TrainingText, places: pa.Table) -> pa.Table:
+    """What of each place was trained on, in the columns of `_find_places`, ordered by place.
+
+    The same place of a text counts once, however many shards of the lineage contain the text: if
+    possible in the shard whose row a run took.
+    """
+    lessons = stretches_of(text.records, places["text"].unique().to_numpy(), text.read)
+    lessons = lessons.rename_columns(["record", "text", "read_from", "read_to"])
+    # A run that read only some rows of a text was trained on a part of the place, or on none of it.
+    table = places.join(lessons, "text", join_type="inner")
+    column = {name: table[name].to_numpy() for name in table.column_names}
+    cut = np.maximum(0, column["read_from"] - column["start"])
+    column["length"] = np.minimum(column["length"], column["read_to"] - column["start"]) - cut
+    column |= {name: column[name] + cut for name in ("first", "start", "place")}
+    has_row = np.array(
+        [[url in shard.records for url in text.records] for shard in text.shards], bool
     )
-    first = np.searchsorted(lesson_texts, texts)
-    counts = np.searchsorted(lesson_texts, texts, side="right") - first
-    match, lesson = np.repeat(np.arange(len(texts)), counts), spans(first, counts)
-    segment = matches.segment[match]
-    segments = shard.shard.segments[segment]
-    begin = matches.place[match] - first_places(shard.shard, segment) + segments["offset"]
-    cut = np.maximum(0, start[lesson] - begin)
-    length = np.minimum(begin + matches.length[match], end[lesson]) - begin - cut
-    of_text = (matches.first[match] + cut, length, texts[match].view(np.int64), begin + cut)
-    of_shard = (np.full(len(match), number), matches.place[match] + cut, segment)
-    return np.column_stack([*of_text, *of_shard, ~reads[record[lesson]]]).astype(np.int64)
+    column["is_elsewhere"] = ~has_row[column["shard"], column["record"]]
+    parts = pa.table(column).filter(pc.field("length") >= SHORTEST)
+    where = ["is_elsewhere", "shard", "place", "segment"]
+    parts = parts.sort_by([(name, "ascending") for name in where])
+    # One thread keeps the order, so that the first of each group is the best one.
+    grouped = parts.group_by(["first", "length", "text", "start"], use_threads=False)
+    chosen = grouped.aggregate([(name, "first") for name in where[1:]])
+    chosen = chosen.rename_columns([name.removesuffix("_first") for name in chosen.column_names])
+    return chosen.sort_by([(name, "ascending") for name in where[1:]])

@@ -1,17 +1,18 @@
 """The text that a version was trained on, and when: shards, names of documents, licenses."""
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
-from artifacts.cache import cache_key, cached_file, read_cached, write_cached
+from artifacts.cache import cache_key, cached_file
 from artifacts.errors import DamagedArtifact, MissingArtifact
 from artifacts.numbers import sorted_unique
 from artifacts.progress import Report
@@ -98,12 +99,6 @@ def index_keys(artifact: Artifact, stats: ShardStats) -> dict[str, str]:
 
 def _open_index(store: Store, key: str) -> SpanIndex | None:
     file = cached_file(store.machine_cache, key)
-    # Another machine may have built it: the store's cache in the bucket has it then.
-    if file is None and not store.is_local:
-        content = read_cached(store.cache, key)
-        if content is not None:
-            write_cached(store.machine_cache, key, content)
-            file = cached_file(store.machine_cache, key)
     if file is None:
         return None
     try:
@@ -115,17 +110,15 @@ def _open_index(store: Store, key: str) -> SpanIndex | None:
 
 
 def _build(artifact: Artifact, stats: ShardStats, keys: dict[str, str], report: Report) -> None:
-    from spark_jobs import trace_index
     from spark_jobs.runtime.session import end_local_session, local_session
+    from spark_jobs.trace_index import build_indexes
 
     store = artifact.store
     # Checked here once: each of Spark's tasks would report the same fault.
     files.need_writable(Path(store.machine_cache), "`store`: " if store.is_local else "")
     report(f"Indexing {len(keys):,} shards; this is done once for a shard.")
-    spec = trace_index.TraceIndexSpec(
-        shards=str(artifact.path), stats=stats, keys=keys, cache=store.machine_cache
-    )
-    trace_index.run(local_session(), spec, report)
+    shards = ShardFiles(artifact.path)
+    build_indexes(local_session(), shards, stats, keys, store.machine_cache, report)
     end_local_session()
 
 
@@ -262,8 +255,15 @@ BEGINNING = 64
 UNKNOWN = "unknown"
 KEEP = "`retention.keep` in the pipeline file keeps all of a version."
 
-Part = tuple[IndexedShard, int, int, int]
-"""Shard, segment, place of the first token in the shard, and tokens: a part of one row."""
+
+class RowPart(NamedTuple):
+    """A part of a document, within one row."""
+
+    shard: IndexedShard
+    segment: int
+    place: int
+    """Of its first token, among all tokens of the shard."""
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -376,42 +376,36 @@ class TrainingText:
             self._opened[url] = open_trained(url)
         return self._opened[url]
 
-    def beginnings(self, texts: Sequence[int]) -> list[Part]:
+    def beginnings(self, texts: Sequence[int]) -> list[RowPart]:
         """The first words of each text that were trained on, in a row that still exists if
         possible."""
         lessons = stretches_of(self.records, texts, self.read)
-        earliest = [
-            min(self._parts(text, rows_of(lessons, text).to_pylist()), key=lambda part: part[0])
-            for text in texts
-        ]
-        return [part for _, part in earliest]
+        return [self._beginning(text, rows_of(lessons, text).to_pylist()) for text in texts]
 
-    def _parts(
-        self, text: int, lessons: list[dict[str, int]]
-    ) -> Iterator[tuple[tuple[bool, int], Part]]:
-        """What was trained on of a text, each with a sort key: row of another shard, first
-        token."""
+    def _beginning(self, text: int, lessons: list[dict[str, int]]) -> RowPart:
+        parts: list[tuple[tuple[bool, int], RowPart]] = []
         for shard in self.shards:
             documents = np.flatnonzero(shard.index.texts == np.uint64(text))
             if not len(documents):
+                # Its segments are not looked at, which would read the whole file.
                 continue
             segments = shard.shard.segments
             for segment in np.flatnonzero(np.isin(segments["document"], documents)).tolist():
-                begin = int(segments["offset"][segment])
-                last = begin + int(segments["length"][segment])
+                first = int(segments["offset"][segment])
+                last = first + int(segments["length"][segment])
                 for lesson in lessons:
-                    start, end = max(begin, lesson["start"]), min(last, lesson["end"])
+                    start, end = max(first, lesson["start"]), min(last, lesson["end"])
                     if start < end:
                         is_elsewhere = self.records[lesson["record"]] not in shard.records
-                        place = int(first_places(shard.shard, np.array(segment))) + start - begin
-                        part = shard, segment, place, min(BEGINNING, end - start)
-                        yield (is_elsewhere, start), part
+                        place = int(first_places(shard.shard, np.array(segment))) + start - first
+                        part = RowPart(shard, segment, place, min(BEGINNING, end - start))
+                        parts.append(((is_elsewhere, start), part))
+        return min(parts, key=lambda part: part[0])[1]
 
-    def describe(self, parts: Sequence[Part]) -> list[Source]:
+    def describe(self, parts: Sequence[RowPart]) -> list[Source]:
         """Parts of documents in words, in their order."""
         places = [
-            (shard, int(shard.shard.segments["document"][segment]))
-            for shard, segment, _, _ in parts
+            (part.shard, int(part.shard.shard.segments["document"][part.segment])) for part in parts
         ]
         records = [shard.documents.slice(number, 1).to_pylist()[0] for shard, number in places]
         texts = [int(shard.index.texts[number]) for shard, number in places]
@@ -429,25 +423,24 @@ class TrainingText:
                 record["id"],
                 record["source"],
                 licenses.get(document, UNKNOWN),
-                part[0].shard.entry.name,
-                part[2] // part[0].shard.tokens.shape[1],
+                part.shard.shard.entry.name,
+                part.place // part.shard.shard.tokens.shape[1],
                 *self._in_context(part),
                 lessons[text],
             )
             for part, record, document, text in zip(parts, records, documents, texts, strict=True)
         ]
 
-    def _in_context(self, part: Part) -> tuple[str, str, str]:
+    def _in_context(self, part: RowPart) -> tuple[str, str, str]:
         """What stands before a part in its row, the part itself, and what stands after it."""
-        shard, segment, place, length = part
-        begin = int(first_places(shard.shard, np.array(segment)))
-        end = begin + int(shard.shard.segments["length"][segment])
-        last = place + length
-        first, end = max(begin, place - NEIGHBORHOOD), min(end, last + NEIGHBORHOOD)
-        tokens = shard.shard.tokens.reshape(-1)
+        shard, last = part.shard.shard, part.place + part.tokens
+        begin = int(first_places(shard, np.array(part.segment)))
+        end = begin + int(shard.segments["length"][part.segment])
+        first, end = max(begin, part.place - NEIGHBORHOOD), min(end, last + NEIGHBORHOOD)
+        tokens = shard.tokens.reshape(-1)
         before, text, after = (
             self.tokenizer.decode(tokens[left:right].tolist())
-            for left, right in ((first, place), (place, last), (last, end))
+            for left, right in ((first, part.place), (part.place, last), (last, end))
         )
         return before, text, after
 

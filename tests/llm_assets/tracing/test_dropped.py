@@ -9,7 +9,8 @@ import pytest
 from artifacts.errors import reason_of
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.tracing.explain import compare, find_dropped, read_texts
+from llm_assets.tracing.dropped import compare, find_dropped
+from llm_assets.tracing.explain import read_texts
 from spark_jobs.clean import job as clean
 from spark_jobs.runtime.session import local_session
 from spark_jobs.settings import CleanCorpusSettings

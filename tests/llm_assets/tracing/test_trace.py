@@ -369,17 +369,21 @@ def test_what_is_indexed_is_not_indexed_again(lab: Lab, monkeypatch: pytest.Monk
     assert lab.trace(lab.said) == first
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ("", "no text to trace"),
-        (" \n", "no text to trace"),
-        ("x" * (MOST_CHARACTERS + 1), "a part"),
-    ],
-)
-def test_bad_text_is_refused(lab: Lab, answer: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        lab.trace(answer)
+def test_bad_text_is_refused(lab: Lab, tmp_path: Path) -> None:
+    for text in (None, "", " \n"):
+        with pytest.raises(UserError, match="no text to trace: give the answer"):
+            find_answers(lab.registry.state(), tmp_path, JournalSettings(), None, text, None)
+    with pytest.raises(UserError, match="a part"):
+        lab.trace("x" * (MOST_CHARACTERS + 1))
+
+
+def test_a_recorded_answer_without_words_is_traced_to_nothing(lab: Lab, tmp_path: Path) -> None:
+    """A model may end at once; other answers to the same request are traced all the same."""
+    settings = JournalSettings(keep="text")
+    Journal(tmp_path, lambda: settings).write("two", VERSION, ASKED * 2, ["\n", lab.said])
+    asked = find_answers(lab.registry.state(), tmp_path, settings, "two", None, None)
+    traces = [lab.trace(answer.answer, answer.version) for answer in asked]
+    assert [trace.verdict for trace in traces] == ["nothing found", "verbatim"]
 
 
 def test_a_file_that_is_absent_or_no_text_is_named(tmp_path: Path) -> None:
