@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from artifacts import checkpoints
-from artifacts.errors import DamagedArtifact, UserError, first_line, make_command
+from artifacts.errors import DamagedArtifact, UserError, first_line, make_command, reason_of
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store import layout
@@ -28,8 +28,14 @@ from artifacts.store.identity import Identity
 from artifacts.store.manifest import find_faults
 from artifacts.store.pipelines import Pipeline, RegistryMark
 from artifacts.store.store import Artifact, Store
-from llm_assets.forgetting import erase
 from llm_assets.forgetting.certificate import restore_list
+from llm_assets.forgetting.erase import erase, find_brought_back
+from llm_assets.forgetting.forgotten_list import (
+    find_copy,
+    give_up_signatures,
+    keep_copy,
+    read_list,
+)
 from llm_assets.maintenance.cleaning import Inventory, take_inventory
 from llm_assets.registry.base import Registry, read_decisions
 from llm_assets.registry.card import weights_at
@@ -82,8 +88,9 @@ class Examination:
                 continue
             try:
                 finding.repair()
-            except UserError as error:
-                report(f"{finding.place}: {error}")
+            except (UserError, OSError) as error:
+                # Another user's file, for one, must not keep the other faults from being mended.
+                report(f"{finding.place}: {reason_of(error) or error}")
                 remaining.append(finding)
         return remaining
 
@@ -135,14 +142,14 @@ def examine(
     """
     store = record.store
     inventory = take_inventory(store)
-    stored, requested = inventory.artifacts(), [_parse_name(name) for name in names]
-    for kind, fingerprint in requested:
-        if (kind, fingerprint) not in stored:
+    stored = {"/".join(artifact): artifact for artifact in inventory.artifacts()}
+    for name in names:
+        if name.strip("/") not in stored:
             raise UserError(
-                f"The store {store.root} has no artifact {kind}/{fingerprint}. `llm-assets doctor` "
-                "without a name checks all that it has."
+                f"The store {store.root} has no artifact `{name}`. Give kind and fingerprint, such "
+                "as checkpoint/0123456789abcdef0123, or nothing to check all that it has."
             )
-    artifacts = requested or stored
+    artifacts = [stored[name.strip("/")] for name in names or stored]
     findings = list(check_artifacts(store, artifacts))
     if not names:
         # Before the record: repairing that reads the registry's versions.
@@ -186,17 +193,6 @@ def _repair(store: Store, artifact: Artifact | None, place: str) -> None:
         retire(store, artifact.manifest, "`llm-assets doctor --repair` (it was damaged)")
         store.enter(artifact, artifact.manifest.libraries)
     store.set_aside(place)
-
-
-def _parse_name(text: str) -> tuple[str, str]:
-    """`kind/fingerprint` in its two parts; raises UserError where it is something else."""
-    kind, slash, fingerprint = text.strip("/").partition("/")
-    if not (kind and slash and fingerprint) or "/" in fingerprint:
-        raise UserError(
-            f"`{text}` names no artifact. Give kind and fingerprint, such as "
-            "checkpoint/0123456789abcdef0123, or nothing for the whole store."
-        )
-    return kind, fingerprint
 
 
 def _faults(artifact: Artifact) -> Iterator[str]:
@@ -244,11 +240,11 @@ def check_forgotten(record: Pipeline, registry: Registry, report: Report) -> Ite
     store, pipeline = record.store, record.name
     place, folder = layout.forgotten(pipeline), layout.certificates(pipeline)
     try:
-        forgotten = erase.read_list(store, pipeline)
+        forgotten = read_list(store, pipeline)
     except DamagedArtifact:
         certificates = fnmatch.filter(store.list_folder(folder), "*.json")
         remedy, repair = "restore it from a backup", None
-        if certificates or erase.find_copy(store, pipeline).documents:
+        if certificates or find_copy(store, pipeline).documents:
             remedy = (
                 f"rewritten from its second copy and {len(certificates)} certificate(s), the old "
                 "file is moved to damaged/, and forgotten text that a backup brought back is erased"
@@ -258,13 +254,13 @@ def check_forgotten(record: Pipeline, registry: Registry, report: Report) -> Ite
             place, "this list of what was forgotten cannot be read, or is outdated", remedy, repair
         )
         return
-    if erase.find_copy(store, pipeline).changes < forgotten.changes:
+    if find_copy(store, pipeline).changes < forgotten.changes:
         # Without this copy, an older list from a backup would pass for the newest.
         yield StoreFault(
             layout.forgotten_copy(pipeline),
             "the second copy of the list of what was forgotten is outdated or missing",
             "rewritten",
-            partial(erase.keep_copy, store, pipeline),
+            partial(keep_copy, store, pipeline),
         )
     for url in forgotten.for_cleaning(f"{store.root}/{folder}").signatures:
         try:
@@ -276,12 +272,12 @@ def check_forgotten(record: Pipeline, registry: Registry, report: Report) -> Ite
                 f"{folder}/{name}",
                 "damaged or missing, so no corpus can be built",
                 f"moved to damaged/; then only exact copies of its {texts} text(s) are found",
-                partial(erase.give_up_signatures, store, pipeline, name),
+                partial(give_up_signatures, store, pipeline, name),
             )
     # A registry or file that cannot be read is reported by the other checks.
     with contextlib.suppress(UserError, pa.ArrowException, OSError):
         state = registry.state()
-        holders = erase.find_brought_back(record, state, forgotten)
+        holders = find_brought_back(record, state, forgotten)
         if holders:
             names = ", ".join(
                 f"{artifact.manifest.kind}/{artifact.fingerprint}" for artifact in holders
@@ -290,14 +286,14 @@ def check_forgotten(record: Pipeline, registry: Registry, report: Report) -> Ite
                 place,
                 f"{names} contain forgotten text, as artifacts from an older backup do",
                 "it is erased from them",
-                partial(erase.erase, record, state, forgotten, report),
+                partial(erase, record, state, forgotten, report),
             )
 
 
 def _restore_list(record: Pipeline, registry: Registry, report: Report) -> None:
     restore_list(record.store, record.name)
-    forgotten = erase.read_list(record.store, record.name)
-    erase.erase(record, registry.state(), forgotten, report)
+    forgotten = read_list(record.store, record.name)
+    erase(record, registry.state(), forgotten, report)
 
 
 def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:

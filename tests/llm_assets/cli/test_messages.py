@@ -231,7 +231,7 @@ def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project
         ("versions --json", "[]"),
         ("clean", "Nothing to delete"),
         ("doctor", "0 artifact(s)"),
-        (f"doctor checkpoint/{'0' * 20}", f"has no artifact checkpoint/{'0' * 20}. `llm-assets d"),
+        (f"doctor checkpoint/{'0' * 20}", f"has no artifact `checkpoint/{'0' * 20}`. Give"),
         ("explain 1", "There is no version 1: none is registered yet."),
         ("rollback --reason why", "There is no earlier version"),
         ("document a.txt", '--select "*clean_corpus"'),
@@ -244,6 +244,22 @@ def test_a_new_project_has_an_answer_to_each_command(
 ) -> None:
     ended = type_in(project, *command.split())
     assert answer in ended.output + str(ended.exception)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "document",
+        "explain 1 --text",
+        "forget --reason a",
+        "forget --reason a --source",
+        "trace --text",
+    ],
+)
+def test_bytes_of_another_encoding_are_told_as_such(command: str) -> None:
+    """As of a name in Latin-1, which Python takes for `caf` and a surrogate."""
+    ended = CliRunner().invoke(commands, [*command.split(), "caf\udce9"])
+    assert ended.exit_code == 2 and "is not UTF-8. Set the terminal to UTF-8" in ended.output
 
 
 def test_who_has_no_name_on_this_machine_is_asked_for_one(

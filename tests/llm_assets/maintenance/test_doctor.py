@@ -1,5 +1,6 @@
 """The doctor says in words what is wrong in a store, and mends it when told."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact
+from artifacts.store.store import Store
 from llm_assets.cli.main import commands
 from llm_assets.registry.base import LocalRegistry
 from spark_jobs.runtime.parquet import write_table
@@ -151,6 +153,24 @@ def test_every_fault_is_told_and_mended(configured: Weeks, what: str) -> None:
     assert code == 1 and said in told
     assert doctor("--repair")[0] == 0
     assert doctor()[0] == 0
+
+
+def test_what_cannot_be_mended_keeps_nothing_else_from_it(
+    configured: Weeks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a part of the store was made by another user."""
+    for kind in ("clean_corpus", "tokenized_shards"):
+        DAMAGES["flipped bit"](configured.current(kind))
+    set_aside = Store.set_aside
+
+    def refuse(store: Store, place: str) -> None:
+        if place.startswith("clean_corpus"):
+            raise PermissionError(errno.EACCES, "Permission denied", f"{store.root}/{place}")
+        set_aside(store, place)
+
+    monkeypatch.setattr(Store, "set_aside", refuse)
+    code, said = doctor("--repair")
+    assert code == 1 and "1 of 2 faults repaired" in said and "ermission" in said
 
 
 @pytest.mark.fault(
