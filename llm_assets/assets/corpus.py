@@ -22,7 +22,7 @@ from llm_assets.assets import figures
 from llm_assets.assets.model import training_estimate
 from llm_assets.assets.sources import observe, source_access, source_key, source_versions
 from llm_assets.assets.stage import BuildPlan, check_files, stage, table
-from llm_assets.forgetting.erase import forgotten_folder, read_list
+from llm_assets.forgetting.forgotten_list import forgotten_folder, read_list
 from llm_assets.pipeline import Comparison, PipelineResource
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner

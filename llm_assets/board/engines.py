@@ -14,7 +14,7 @@ from artifacts.errors import UserError, memory_limit
 from artifacts.model import check_model_folder
 from llm_assets.board.pages import Board
 from llm_assets.endpoint.folder import endpoint_folder, model_to_serve
-from llm_assets.forgetting.erase import read_list
+from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.registry.card import verify_model
 from llm_assets.registry.state import ModelVersion
 from serving.api.app import build_app

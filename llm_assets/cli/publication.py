@@ -13,7 +13,7 @@ from artifacts.storage import files
 from artifacts.storage.transfer import download_folder, remote_entries
 from llm_assets.cli.session import Session
 from llm_assets.cloud.jobs import HUB_VARIABLE
-from llm_assets.forgetting.erase import read_list
+from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.registry.card import describe_coverage, figures_table, verify_model
 from llm_assets.registry.state import ModelVersion
 

@@ -1,61 +1,42 @@
-"""What is stated about texts that were forgotten: in-toto's format, signed in a DSSE envelope.
+"""What is stated about texts that were forgotten, in in-toto's format.
 
-Statements say what was done, and what a search of the corpora found afterwards. `examine` compares
-both with a store, and searches again.
-
-securesystemslib reads, writes and verifies the envelopes by a plain ed25519 key, as it does for TUF
-and in-toto; any program that knows DSSE can check a certificate without this project.
+Statements say what was done, and what a search of the corpora found afterwards. `verification`
+compares both with a store, and searches again.
 """
 
 import fnmatch
 import hashlib
-import json
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
-from securesystemslib.dsse import Envelope
-from securesystemslib.exceptions import Error as SigningError
-from securesystemslib.exceptions import VerificationError
-from securesystemslib.signer import CryptoSigner, SSlibKey
+from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from artifacts.program.entry import read_spec
-from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
 from artifacts.storage import files
-from artifacts.storage.files import sha256_of
-from artifacts.storage.transfer import describe_folder
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
-from llm_assets.forgetting.erase import (
+from llm_assets.forgetting.erase import made_by
+from llm_assets.forgetting.forgotten_list import (
     ForgottenDocument,
-    ForgottenList,
     Record,
     WithdrawnVersion,
     copy_signatures,
     find_copy,
-    find_holders,
     forgotten_folder,
     keep_copy,
-    made_by,
     read_list,
 )
+from llm_assets.forgetting.signing import open_signer, read_signed, sign
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.training_text import TEXT_KINDS, lessons_of, runs_behind
-from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec, command
+from recipes.spec import MODEL_FOLDER
 from spark_jobs.clean.forgotten import (
     METHOD,
     SIMILAR_SCHEMA,
@@ -64,13 +45,11 @@ from spark_jobs.clean.forgotten import (
     Signatures,
     find_similar,
     read_signatures,
-    tell_similar,
 )
 from spark_jobs.clean.history import read_history
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:llm-assets:forgetting:v1"
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
 DIGEST = "llmAssetsTextHash"
 """Digest of a subject: the hash that identifies a document's cleaned text in corpora and shards."""
 REPLACES = "replaces"
@@ -301,11 +280,29 @@ def issue(
     return place
 
 
-def read_statement(statement: Mapping[str, Any], where: object) -> Forgetting:
-    """What a statement says; raises UserError where it is about something else."""
+def read_certificate(place: str, trusted: Path | None = None) -> tuple[Forgetting, str]:
+    """What a certificate states, and the id of the key that signed it.
+
+    Args:
+        place: path or URL of the certificate.
+        trusted: see `read_signed`.
+
+    Raises:
+        UserError: see `read_signed`; or it is about something else, or of another version of this
+            program.
+    """
+    statement, signed_by = read_signed(place, trusted)
     if (kind := statement.get("predicateType")) != PREDICATE_TYPE:
-        raise UserError(f"{where} contains a statement of type {kind}, not {PREDICATE_TYPE}.")
-    return Forgetting.model_validate(statement["predicate"])
+        raise UserError(f"{place} contains a statement of type {kind}, not {PREDICATE_TYPE}.")
+    try:
+        return Forgetting.model_validate(statement.get("predicate")), signed_by
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise UserError(
+            f"{place} states what this version of llm-assets does not know "
+            f"({'.'.join(map(str, fault['loc']))}: {fault['msg']}). Verify it with the version "
+            "that issued it, or a newer one."
+        ) from None
 
 
 def read_certificates(store: Store, pipeline: str) -> list[Forgetting]:
@@ -314,7 +311,7 @@ def read_certificates(store: Store, pipeline: str) -> list[Forgetting]:
     folder = layout.certificates(pipeline)
     names = fnmatch.filter(store.list_folder(folder), "*.json")
     paths = [f"{store.root}/{folder}/{name}" for name in names]
-    statements = [read_statement(read_signed(path)[0], path) for path in paths]
+    statements = [read_certificate(path)[0] for path in paths]
     return sorted(statements, key=lambda statement: statement.at)
 
 
@@ -348,224 +345,3 @@ def restore_list(store: Store, pipeline: str) -> None:
     source, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
     copy_signatures(store, restored, copies, source)
     keep_copy(store, pipeline)
-
-
-def open_signer(path: Path) -> CryptoSigner:
-    """The key in a file, which is created with the public key beside it if there is none.
-
-    Raises:
-        UserError: the file holds no ed25519 key.
-    """
-    if path.exists():
-        try:
-            return CryptoSigner(load_pem_private_key(path.read_bytes(), None))
-        except (ValueError, TypeError) as error:
-            raise UserError(
-                f"{path} is no private key in PEM without a password: {error}. Give one with "
-                "`forgetting.signing_key`, or move this file away: a new key is then created."
-            ) from None
-    signer = CryptoSigner.generate_ed25519()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Readable only by its owner before there is anything in it.
-    path.touch(0o600, exist_ok=False)
-    path.write_bytes(signer.private_bytes)
-    path.with_suffix(".pub").write_bytes(_public_key(signer))
-    return signer
-
-
-def sign(statement: dict[str, Any], signer: CryptoSigner) -> bytes:
-    """The envelope as JSON; under `publicKey` the key that verifies it, in PEM."""
-    envelope = Envelope(json.dumps(statement, sort_keys=True).encode(), PAYLOAD_TYPE, {})
-    envelope.sign(signer)
-    public = _public_key(signer).decode()
-    return json.dumps(envelope.to_dict() | {"publicKey": public}, indent=2).encode()
-
-
-def _public_key(signer: CryptoSigner) -> bytes:
-    """In PEM, which other programs read; securesystemslib itself writes bare hexadecimal."""
-    public = load_pem_private_key(signer.private_bytes, None).public_key()
-    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str, Any], str]:
-    """The statement of an envelope, and the id of the key that signed it.
-
-    Args:
-        path: of the file, or its URL.
-        trusted: a public key in PEM; without one, the envelope's own is used, which shows that
-        nothing
-            was changed, but not who signed.
-
-    Raises:
-        UserError: it cannot be read, was changed, or another key signed it.
-    """
-    try:
-        content = json.loads(files.read(path))
-        pem = trusted.read_bytes() if trusted else str(content["publicKey"]).encode()
-        envelope = Envelope.from_dict(content)
-    except OSError as error:
-        raise UserError(f"{error.filename or path} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, SigningError) as error:
-        raise UserError(f"{path} is no certificate, or was changed: {error}.") from None
-    try:
-        key = SSlibKey.from_crypto(load_pem_public_key(pem))
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UserError(f"{trusted or path} has no public key in PEM: {error}.") from None
-    try:
-        envelope.verify([key], threshold=1)
-    except VerificationError:
-        signed_by = ", ".join(envelope.signatures) or "nobody"
-        raise UserError(
-            f"{path} was changed after it was signed, or is not signed with the key {key.keyid} "
-            f"(by {signed_by}). Do not rely on it: ask its issuer for it again."
-        ) from None
-    if envelope.payload_type != PAYLOAD_TYPE:
-        raise UserError(f"{path} is a signed {envelope.payload_type}, not a {PAYLOAD_TYPE}.")
-    statement: dict[str, Any] = json.loads(envelope.payload)
-    return statement, key.keyid
-
-
-# What a certificate states, compared with a store: each statement holds, does not, or is unknown.
-Finding = tuple[bool | None, str]
-"""Whether something holds, None where nobody can know; and what, in words."""
-
-
-def examine(
-    record: Pipeline, state: RegistryState, stated: Forgetting, report: Report
-) -> Iterator[Finding]:
-    """Whether each thing that was stated holds in a store, in words.
-
-    Raises:
-        DamagedArtifact: the list, or a file of signatures, cannot be read.
-    """
-    forgotten = read_list(record.store, record.name)
-    active = {entry.id for entry in forgotten.active}
-    undone = {entry.id: entry.undone for entry in forgotten.documents if entry.id not in active}
-    documents = [entry for entry in stated.documents if entry.id not in undone]
-    texts = {entry.text_hash for entry in documents if entry.text_hash}
-    for entry in stated.documents:
-        if entry.text_hash and (undo := undone.get(entry.id)):
-            yield None, f"{entry.id} is wanted again since {undo}: later corpora may contain it"
-    remaining = texts & set(forgotten.texts)
-    text = f"{len(remaining):,} of {len(texts):,} texts are kept out of every later corpus"
-    yield remaining == texts, text
-    found_texts: set[str] = set()
-    if documents:
-        search, matches = search_again(record, state, documents, stated.erased, report)
-        found_texts = set(matches["text_hash"].to_pylist())
-        kept_by_person = {entry.text_hash for entry in forgotten.active if entry.similar == "keep"}
-        # Documents that hold a text of another are found by that text.
-        own_texts = {
-            entry.text_hash for entry in documents if entry.text_hash and entry.similarity is None
-        }
-        remaining = own_texts - set(search.texts)
-        for texts_left, reason in (
-            (remaining & kept_by_person, "a person chose --similar keep"),
-            (remaining - kept_by_person, "no signature of them is kept"),
-        ):
-            if texts_left:
-                yield None, f"only exact copies of {len(texts_left):,} text(s) are found: {reason}"
-        if found_texts:
-            yield False, f"documents in corpora contain their text: {tell_similar(matches)}"
-        elif search.texts:
-            texts_sought, corpora = len(search.texts), len(search.corpora)
-            scope = f"{texts_sought:,} texts were looked for in {corpora:,} corpora"
-            yield True, f"{scope}: no document holds {search.similarity:.0%} of one"
-    yield from _of_versions(record.store, state, stated, sorted(texts | found_texts))
-    for replacement in stated.replaced:
-        yield _of_weights(record.store, replacement)
-    if stated.erased:
-        holders = find_holders(record, state, ForgottenList(documents=documents))
-        names = ", ".join(
-            f"{artifact.manifest.kind}/{artifact.fingerprint}" for artifact in holders
-        )
-        but = f", but for {names}" if holders else ""
-        yield not holders, f"no snapshot, corpus, shard, exam or evaluation holds them{but}"
-
-
-def _of_versions(
-    store: Store, state: RegistryState, stated: Forgetting, texts: list[str]
-) -> Iterator[Finding]:
-    readers = {reading.version for reading in readings(store, state, texts)}
-    doubtful = find_doubtful(store, state, readers)
-    if serving := state.find("champion") or state.find("wanted"):
-        name = f"version {serving.version}, which serves,"
-        if serving.version in readers:
-            yield False, f"{name} was trained on some of them"
-        elif serving.version not in doubtful:
-            yield True, f"{name} was trained on none of them"
-    for version, unrecorded in doubtful.items():
-        reason = f"there is no record of {', '.join(unrecorded)}"
-        yield None, f"version {version} may have been trained on some of them: {reason}"
-    for reading in stated.read_by:
-        rejected = state.is_rejected(state.get(reading.version).weights)
-        is_stored = store.exists("checkpoint", reading.checkpoint)
-        weights = "its weights are still there" if is_stored else "its weights are gone"
-        is_now = "is withdrawn" if rejected else "is not withdrawn"
-        yield rejected, f"version {reading.version}, which was trained on them, {is_now}; {weights}"
-
-
-def _of_weights(store: Store, replacement: Replacement) -> Finding:
-    checkpoint = store.find_named("checkpoint", replacement.after)
-    name = f"checkpoint {replacement.after}, which replaces {replacement.before},"
-    if checkpoint is None:
-        return False, f"{name} is no longer in {store.root}"
-    weights = weights_of(checkpoint)
-    if store.is_local:
-        weight_files = {path: Path(checkpoint.url, path) for path in replacement.weights_after}
-        weights = {
-            path: sha256_of(str(file)) for path, file in weight_files.items() if file.exists()
-        }
-    holds = weights == replacement.weights_after
-    has = "has the weights" if holds else "has other weights than those"
-    return holds, f"{name} {has} that the certificate states"
-
-
-def train_again(store: Store, one: Replacement, report: Report) -> Finding:
-    """Train a run from its beginning with the mask, and compare the weights.
-
-    With one worker on the same kind of processor, and the same versions of the libraries, the
-    weights agree bit for bit, as long as nothing else that the run read was forgotten. The store
-    is not changed.
-    """
-    name, place = f"checkpoint {one.after}", f"{layout.run(one.after)}/{SPEC_NAME}"
-    if not store.has_file(place):
-        return None, f"{name} cannot be trained again: {place} is no longer in {store.root}"
-    spec = read_spec(f"{store.root}/{place}", TrainingSpec)
-    with tempfile.TemporaryDirectory() as folder:
-        own_spec = spec.model_copy(
-            update={"run_folder": f"{folder}/run", "export_folder": f"{folder}/{MODEL_FOLDER}"}
-        )
-        spec_path = Path(folder, "run", SPEC_NAME)
-        own_spec.write(spec_path)
-        report(f"{name} is trained from its beginning, with {len(spec.masked):,} texts masked")
-        result = run_to_end(command(spec_path, 1))
-        if result.returncode:
-            return False, f"{name} could not be trained: {result.stderr.strip()[-500:]}"
-        weights = {
-            f"{MODEL_FOLDER}/{file.path}": (file.sha256, file.crc32c)
-            for file in describe_folder(Path(own_spec.export_folder))
-        }
-    expected = one.weights_after
-    # A certificate has one of the two checksums per file: jobs in the cloud write CRC-32C.
-    if weights.keys() != expected.keys() or any(
-        expected[path] not in weights[path] for path in weights
-    ):
-        shards = store.find_named("tokenized_shards", spec.inputs["tokenized_shards"])
-        erased = set(shards.stats.get("erased", ())) - set(spec.hidden) if shards else set()
-        if erased:
-            # The run may have been trained on these, or chosen its best weights by them.
-            return None, (
-                f"{name} does not come out again: its shards have lost {len(erased):,} text(s) "
-                "that were forgotten since"
-            )
-        return False, (
-            f"{name} does not come out again bit for bit, which is certain only on one worker, a "
-            "processor of the same kind, and with the same versions of the libraries"
-        )
-    return True, f"{name} comes out again, bit for bit"
-
-
-def is_here(record: Pipeline, stated: Forgetting) -> bool:
-    """Whether the statement is about this store's pipeline."""
-    return record.name == stated.pipeline and bool(read_list(record.store, record.name).documents)

@@ -10,7 +10,8 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact
-from llm_assets.forgetting.erase import ForgottenDocument, made_by, read_list
+from llm_assets.forgetting.erase import made_by
+from llm_assets.forgetting.forgotten_list import ForgottenDocument, read_list
 from llm_assets.registry.state import RegistryState
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from llm_assets.tracing.explain import Exposure, exposures

@@ -13,7 +13,7 @@ from artifacts.store.identity import Identity, hash_json
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.forgetting.certificate import REPLACES
-from llm_assets.forgetting.erase import read_list
+from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.registry.card import CHOSEN
 from llm_assets.registry.start import START_INPUT, find_record
 from llm_assets.registry.state import RegistryState
@@ -138,7 +138,6 @@ def _make(
     """Train; `step` is the first that read a text, all earlier steps can be reused."""
     folder = f"{store.root}/{layout.run(run.checkpoint)}"
     original = store.load("checkpoint", run.checkpoint).manifest
-    steps = original.stats["steps"]
     if spec.training.export.weights != "last":
         # All steps decided which weights are the best, including those that would be skipped.
         step = None
@@ -148,7 +147,7 @@ def _make(
         # If the spec exists, an earlier call was killed: the run continues from what it saved.
         if step and not store.has_file(f"{layout.run(spec.run_id)}/{SPEC_NAME}"):
             start = checkpoints.adopt(folder, spec.run_folder, step, own_spec.content())
-            _tell_start(run, start, step, steps, report)
+            report(f"{run.name} {_tell_start(start, step, original.stats['steps'])}")
         train_into(store, draft, own_spec, train)
         draft.stats |= {REPLACES: run.checkpoint, "masked": list(spec.masked)}
         if CHOSEN in original.stats:
@@ -190,15 +189,15 @@ def _lost(run: TrainingRun, reason: str) -> UserError:
     )
 
 
-def _tell_start(run: TrainingRun, start: int | None, step: int, steps: int, report: Report) -> None:
+def _tell_start(start: int | None, step: int, steps: int) -> str:
+    """Where a repeated run begins whose `step` was the first that read a text, in words."""
     if start is not None:
-        report(
-            f"{run.name} goes on from its checkpoint of step {start}; step {step} was the first "
-            f"that read the text. To train: {steps - start:,} of {steps:,} steps."
+        return (
+            f"goes on from its checkpoint of step {start}; step {step} was the first that read the "
+            f"text. To train: {steps - start:,} of {steps:,} steps."
         )
-        return
-    report(
-        f"{run.name} is trained from its beginning, all {steps:,} steps: none of its checkpoints "
-        f"before step {step} is left (`checkpoint.checkpointing.permanent_every_steps` and "
+    return (
+        f"is trained from its beginning, all {steps:,} steps: none of its checkpoints before step "
+        f"{step} is left (`checkpoint.checkpointing.permanent_every_steps` and "
         "`retention.optimizer_state` keep some)."
     )

@@ -24,7 +24,7 @@ from artifacts.store import layout
 from artifacts.store.manifest import Manifest
 from artifacts.store.pipelines import Pipeline, PipelineHistory, read_histories
 from artifacts.store.store import Store
-from llm_assets.forgetting.erase import read_list
+from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.base import Registry
 from llm_assets.registry.start import retire

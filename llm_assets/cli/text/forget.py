@@ -20,18 +20,15 @@ from llm_assets.automation.jobs import training_config
 from llm_assets.cli.pipeline.run import materialize_assets
 from llm_assets.cli.session import Session
 from llm_assets.forgetting.certificate import (
-    examine,
     find_doubtful,
-    is_here,
     issue,
-    read_signed,
-    read_statement,
+    read_certificate,
     readings,
     search_again,
     search_corpora,
-    train_again,
 )
-from llm_assets.forgetting.erase import (
+from llm_assets.forgetting.erase import erase, find_derived
+from llm_assets.forgetting.forgotten_list import (
     PLAN,
     ForgetDecision,
     ForgottenDocument,
@@ -39,12 +36,11 @@ from llm_assets.forgetting.erase import (
     WithdrawnVersion,
     add_to_list,
     change_documents,
-    erase,
-    find_derived,
     forgotten_folder,
     read_list,
 )
 from llm_assets.forgetting.replay import MASKED_INPUT, check_replay
+from llm_assets.forgetting.verification import examine, is_here, train_again
 from llm_assets.registry.start import retire
 from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.training_text import all_runs, runs_behind
@@ -248,8 +244,7 @@ def verify(
         UserError: the certificate cannot be read, was changed, is signed with another key, or is
             about another store's pipeline.
     """
-    statement, signed_by = read_signed(place, key)
-    stated = read_statement(statement, place)
+    stated, signed_by = read_certificate(place, key)
     trusted = "" if key else ", which only the certificate vouches for: check it with --key"
     report(f"ok       signed with the key {signed_by}{trusted}")
     lines = [*map(str, stated.documents)]

@@ -27,7 +27,7 @@ from llm_assets.board.pages import Board, read_key
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
+from llm_assets.forgetting.forgotten_list import WithdrawnVersion, add_to_list
 from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.tracing.training_text import lessons_of, runs_behind

@@ -19,7 +19,8 @@ from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.endpoint.base import held_out_scores, judged_documents, read_judged
-from llm_assets.forgetting.erase import ForgottenDocument, ForgottenList, erase
+from llm_assets.forgetting.erase import erase
+from llm_assets.forgetting.forgotten_list import ForgottenDocument, ForgottenList
 from llm_assets.registry.state import ModelVersion
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (

@@ -27,7 +27,8 @@ from llm_assets.cli.commands.options import read_text
 from llm_assets.cli.session import Session
 from llm_assets.cli.text.forget import find_documents
 from llm_assets.forgetting import erase as erasing
-from llm_assets.forgetting.erase import ForgottenDocument, ForgottenList, erase, find_holders
+from llm_assets.forgetting.erase import erase, find_holders
+from llm_assets.forgetting.forgotten_list import ForgottenDocument, ForgottenList
 from llm_assets.registry.card import page_path
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import read_questions

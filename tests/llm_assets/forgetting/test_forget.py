@@ -11,7 +11,7 @@ import pytest
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft
-from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list, read_list
+from llm_assets.forgetting.forgotten_list import WithdrawnVersion, add_to_list, read_list
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.tracing.training_text import all_runs, lessons_of
 from recipes.spec import read_metrics

@@ -9,7 +9,7 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import replacements
-from llm_assets.forgetting.erase import ForgottenDocument, add_to_list, read_list
+from llm_assets.forgetting.forgotten_list import ForgottenDocument, add_to_list, read_list
 from llm_assets.forgetting.replay import check_replay, replay, train_once_more
 from llm_assets.registry.start import retire
 from llm_assets.registry.state import ModelVersion

@@ -12,7 +12,8 @@ from securesystemslib.signer import CryptoSigner
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
-from llm_assets.forgetting.certificate import open_signer, read_signed, sign
+from llm_assets.forgetting.certificate import PREDICATE_TYPE, read_certificate
+from llm_assets.forgetting.signing import open_signer, read_signed, sign
 
 STATEMENT = {"predicateType": "urn:test", "predicate": {"documents": ["a", "b"], "erased": True}}
 
@@ -42,6 +43,15 @@ def test_a_certificate_in_a_bucket_is_read_by_its_address(certificate: Path) -> 
     fsspec.filesystem("memory").pipe(place, certificate.read_bytes())
     ended = CliRunner().invoke(commands, ["verify", place])
     assert f"{place} contains a statement of type urn:test" in str(ended.exception)
+
+
+def test_a_certificate_of_a_newer_version_is_told_as_such(
+    certificate: Path, signer: CryptoSigner
+) -> None:
+    statement = {"predicateType": PREDICATE_TYPE, "predicate": {"pipeline": "manual", "new": 1}}
+    certificate.write_bytes(sign(statement, signer))
+    with pytest.raises(UserError, match="states what this version of llm-assets does not know"):
+        read_certificate(str(certificate))
 
 
 def test_the_key_is_made_once_and_its_owner_alone_may_read_it(

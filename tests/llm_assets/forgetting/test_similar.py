@@ -14,7 +14,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.manifest import dump_with_checksum
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
-from llm_assets.forgetting.erase import ForgottenList, read_list
+from llm_assets.forgetting.forgotten_list import ForgottenList, read_list
 from llm_assets.registry.base import LocalRegistry
 from spark_jobs.clean.forgotten import MOST_SIMILAR
 from tests.conftest import make_project

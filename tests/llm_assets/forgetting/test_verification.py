@@ -10,14 +10,10 @@ import pytest
 from artifacts.storage.transfer import remote_entries
 from artifacts.store import layout
 from artifacts.store.rewrite import rewrite
-from llm_assets.forgetting.certificate import (
-    Forgetting,
-    Replacement,
-    examine,
-    train_again,
-    weights_of,
-)
-from llm_assets.forgetting.erase import REASON, ForgottenDocument, _without_tokens, add_to_list
+from llm_assets.forgetting.certificate import Forgetting, Replacement, weights_of
+from llm_assets.forgetting.erase import REASON, _without_tokens
+from llm_assets.forgetting.forgotten_list import ForgottenDocument, add_to_list
+from llm_assets.forgetting.verification import examine, train_again
 from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.data.records import TRAINED_NAME
 from recipes.spec import MODEL_FOLDER

@@ -22,7 +22,7 @@ from llm_assets.automation.jobs import build_schedules
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
-from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
+from llm_assets.forgetting.forgotten_list import WithdrawnVersion, add_to_list
 from llm_assets.maintenance.cleaning import (
     Name,
     Removal,

@@ -6,7 +6,8 @@ import pytest
 
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardFiles
-from llm_assets.forgetting.erase import find_holders, read_list
+from llm_assets.forgetting.erase import find_holders
+from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import CHOSEN
 from tests.conftest import Project
