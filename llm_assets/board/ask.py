@@ -76,9 +76,9 @@ def routes(board: Board) -> list[BaseRoute]:
         exam = find_exam(evaluation) if evaluation else None
         selected = number(request, "version", 0) or None
         return {
-            "runs": status is not None,
-            "asked": list(_asked_versions(engines, state, shares, selected)),
-            "chosen": selected,
+            "is_running": status is not None,
+            "versions": list(_asked_versions(engines, state, shares, selected)),
+            "selected": selected,
             "examples": board.remember(find_examples, [evaluation, exam]) if evaluation else [],
             # The answer to an exam question ends with its line.
             "of_exam": exam is not None,
@@ -134,7 +134,7 @@ def routes(board: Board) -> list[BaseRoute]:
         sources = (raw.stats.get("sources") if raw else None) or {}
         colors = colors_of(sources, traces)
         pieces = [(traced, list(pieces_of(traced, colors))) for traced in traces]
-        return fragment("traced.html", found=pieces, colors=colors)
+        return fragment("traced.html", traces=pieces, colors=colors)
 
     return [
         page_at("/ask", board, "ask.html", show),

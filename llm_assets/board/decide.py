@@ -20,7 +20,7 @@ from starlette.routing import Route
 from artifacts.errors import UserError, has_control_characters
 from artifacts.program.lifetime import Child
 from llm_assets.board.pages import Board, Fields, as_number, page, page_at, posted
-from llm_assets.forgetting.erase import PLAN, read_list
+from llm_assets.forgetting.forgotten_list import PLAN, read_list
 from llm_assets.registry.card import tell_story
 from llm_assets.registry.state import RegistryState
 
@@ -194,10 +194,10 @@ def routes(board: Board) -> list[Route]:
             "versions": [version for version in state.versions[::-1] if not version.is_base][
                 :MOST_VERSIONS
             ],
-            "decided": _read_log(state),
+            "log": _read_log(state),
             "forgotten": read_list(board.store, board.settings.name).active[::-1],
             "work": works[-1] if works else None,
-            "asked": request.query_params,
+            "query": request.query_params,
         }
 
     def confirm(request: Request, fields: Fields) -> Response:
@@ -215,7 +215,8 @@ def routes(board: Board) -> list[Route]:
             request,
             "confirm.html",
             decision=decision,
-            wanted=(state.find("wanted"), trial_state.find("wanted")),
+            wanted=state.find("wanted"),
+            wanted_then=trial_state.find("wanted"),
             serves=state.find("champion"),
             story=tell_story(state, version) if version else [],
             generation=state.generation,

@@ -75,35 +75,35 @@ def routes(board: Board) -> list[Route]:
         state = board.registry.state()
         champion = state.find("champion")
         moves = [move for move in state.history if champion and move.version == champion.version]
-        served = [move for move in state.history if move.alias == "champion"]
+        takeovers = [move for move in state.history if move.alias == "champion"]
         # If it is wanted again while it serves, that move is not what made it serve.
-        earlier = moves[: moves.index(served[-1])] if served else []
+        earlier = moves[: moves.index(takeovers[-1])] if takeovers else []
         wanted_moves = [move for move in earlier if move.alias == "wanted"]
         verdicts = state.verdicts_of(champion.weights) if champion else []
         learned = find_learned(board, state, champion) if champion else None
         won = learned.won if learned else []
         # With an exam, the answers won already say what was learned from which document.
         new_text = find_new_text(board, state, champion) if champion and not won else NewText()
-        now, making = board.status(), list(_making(board.store))
+        pipeline, making = board.status(), list(_making(board.store))
         is_local = board.settings.platform == "local"
         # Vertex AI is not asked.
-        answering = now["served"]["versions"] if now["served"] else {}
-        is_busy = bool(now["running"] or now["machines"] or making)
+        answering = pipeline["served"]["versions"] if pipeline["served"] else {}
+        is_busy = bool(pipeline["running"] or pipeline["machines"] or making)
         return {
             "state": state,
             "champion": champion,
-            "chosen": wanted_moves[-1] if wanted_moves else None,
-            "served": served,
+            "decision": wanted_moves[-1] if wanted_moves else None,
+            "takeovers": takeovers,
             "learned": learned,
             # The gate rejected it, so a person let it serve all the same.
             "is_overruled": verdicts and not any(verdict.promoted for verdict in verdicts),
-            "read": new_text,
+            "new_text": new_text,
             "is_local": is_local,
             "is_serving": champion and (not is_local or str(champion.version) in answering),
-            "now": now,
+            "pipeline": pipeline,
             "making": making,
             "refreshes": REFRESH_SECONDS if is_busy else None,
-            "most": MOST_SHOWN,
+            "most_shown": MOST_SHOWN,
         }
 
     return [page_at("/", board, "now.html", look)]

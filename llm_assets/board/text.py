@@ -14,10 +14,11 @@ from artifacts.shards.shard_set import text_numbers
 from artifacts.store.store import Artifact
 from llm_assets.board.pages import Board, find_behind, number, page_at
 from llm_assets.forgetting.document import find_document
-from llm_assets.forgetting.erase import read_list
+from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.start import find_manifest, find_record
-from llm_assets.tracing.explain import find_dropped, read_texts
+from llm_assets.tracing.dropped import find_dropped
+from llm_assets.tracing.explain import read_texts
 from llm_assets.tracing.training_text import in_unicode_form
 from recipes.data.records import SEEN_NAME, LineageRecord
 from spark_jobs.read.document import DERIVED
@@ -84,7 +85,9 @@ def routes(board: Board) -> list[Route]:
         if champion and champion.coverage is not None:
             share = describe_coverage(champion)
         return {
-            "earlier": find_manifest(board.store, "raw_corpus", past[0]) if past else None,
+            "previous_snapshot": find_manifest(board.store, "raw_corpus", past[0])
+            if past
+            else None,
             "raw": raw,
             "clean": clean,
             "is_cleaned": raw and raw.fingerprint == made_of,
@@ -95,7 +98,7 @@ def routes(board: Board) -> list[Route]:
             "most_counted": MOST_COUNTED,
             "search": words,
             "hits": search(clean, words) if clean and words else None,
-            "most": MOST_FOUND,
+            "most_hits": MOST_FOUND,
         }
 
     def show_read(request: Request) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def routes(board: Board) -> list[Route]:
             "documents": [coverage.documents[place] for place in on_page] if coverage else [],
             "first": first,
             "count": len(places),
-            "most": MOST_ON_PAGE,
+            "page_size": MOST_ON_PAGE,
             "most_times": MOST_TIMES,
             "most_counted": MOST_COUNTED,
         }
@@ -121,7 +124,7 @@ def routes(board: Board) -> list[Route]:
         corpus, story = board.record.find_current(kind), history.story
         texts = read_texts(corpus.url, [story.survivor]) if corpus and story else {}
         text = next(iter(texts.values()), "")
-        return {"id": identifier, "story": story, "found": history, "text": text}
+        return {"id": identifier, "story": story, "history": history, "text": text}
 
     return [
         page_at("/text", board, "text.html", show),

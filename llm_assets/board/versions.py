@@ -72,7 +72,7 @@ def routes(board: Board) -> list[Route]:
             "scale": _scale(rows),
             "first": first,
             "count": len(newest),
-            "most": MOST_ON_PAGE,
+            "page_size": MOST_ON_PAGE,
         }
 
     def show_one(request: Request) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_a_source_has_one_color_in_every_answer_and_the_legend_says_which() -> N
     assert colors_of(known, [one]) == {"wiki": 2}, "whatever else the answer holds"
     assert colors_of(known, [trace_of("past", "wiki")]) == {"wiki": 2, "past": 3}
     pieces = list(pieces_of(both, colors))
-    shown = bytes(fragment("traced.html", found=[(both, pieces)], colors=colors).body).decode()
+    shown = bytes(fragment("traced.html", traces=[(both, pieces)], colors=colors).body).decode()
     assert re.findall(r'<mark class="s(\d)">(\w+)</mark>', shown) == [
         ("0", "manual"),
         ("2", "wiki"),
@@ -130,7 +130,7 @@ def test_a_source_has_one_color_in_every_answer_and_the_legend_says_which() -> N
 def test_a_document_with_the_whole_answer_is_named_once() -> None:
     document = Exposure("valves.md", "manual", "train", [], [])
     trace = Trace(1, "x", 1, [], [], [document], 1, ["the shards of version 1 were removed."])
-    shown = bytes(fragment("traced.html", found=[(trace, [])], colors={}).body).decode()
+    shown = bytes(fragment("traced.html", traces=[(trace, [])], colors={}).body).decode()
     assert shown.count(">valves.md</a>") == shown.count("valves.md</") == 1
     assert '<span class="small">(manual): never trained on</span>' in shown
     assert "valves.md (manual)" not in shown and "were removed.</p>" in shown

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from llm_assets.board.server import build_app
 from llm_assets.cli.main import commands
-from llm_assets.forgetting.erase import ForgottenDocument, add_to_list, read_list
+from llm_assets.forgetting.forgotten_list import ForgottenDocument, add_to_list, read_list
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import DecisionOutdated
 from scripts.screenshots import click
