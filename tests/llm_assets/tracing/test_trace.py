@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from artifacts.errors import MissingArtifact, UserError
 from artifacts.shards.shard_set import Shard, ShardSet
 from artifacts.store.identity import Identity
-from llm_assets.cli.commands.options import read_text
 from llm_assets.cli.text.trace import told
 from llm_assets.maintenance import cleaning as maintenance
 from llm_assets.maintenance.cleaning import Removal, remove
@@ -384,14 +383,6 @@ def test_a_recorded_answer_without_words_is_traced_to_nothing(lab: Lab, tmp_path
     asked = find_answers(lab.registry.state(), tmp_path, settings, "two", None, None)
     traces = [lab.trace(answer.answer, answer.version) for answer in asked]
     assert [trace.verdict for trace in traces] == ["nothing found", "verbatim"]
-
-
-def test_a_file_that_is_absent_or_no_text_is_named(tmp_path: Path) -> None:
-    absent, binary = tmp_path / "absent", tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
-    for path in (absent, binary):
-        with pytest.raises(UserError, match=f"{path} cannot be read as text"):
-            read_text(path)
 
 
 def test_the_base_model_has_no_text_here(lab: Lab) -> None:
