@@ -118,17 +118,15 @@ class OnDemandEngines:
         """Start an engine, smaller than one that serves; raises UserError."""
         board = self._board
         desired = model_to_serve(board.settings, version)
-        served_settings = desired.settings
-        of_one = (
-            served_settings.max_prompt_tokens + served_settings.max_new_tokens + OF_ENGINE_TOKENS
-        )
+        served = desired.settings
+        of_one = served.max_prompt_tokens + served.max_new_tokens + OF_ENGINE_TOKENS
         changes = {
-            "cache_tokens": min(served_settings.cache_tokens, max(LEAST_CACHE_TOKENS, of_one)),
+            "cache_tokens": min(served.cache_tokens, max(LEAST_CACHE_TOKENS, of_one)),
             "journal": JournalSettings(keep="off"),
             # The served version keeps its speed, as far as there are other processors.
             "threads": 1,
         }
-        settings = served_settings.model_copy(update=changes)
+        settings = served.model_copy(update=changes)
         desired = desired.model_copy(update={"settings": settings})
         _check_memory(desired)
         folder = endpoint_folder(board.settings)

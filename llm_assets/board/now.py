@@ -226,6 +226,5 @@ def _making(store: Store) -> Iterator[tuple[Identity, str]]:
     for identity in store.in_the_making():
         run = f"{store.root}/{layout.run(identity.fingerprint)}"
         lines = read_metrics(run) if identity.kind == "checkpoint" else []
-        # A line of an older version does not say how many steps there are.
-        progress = describe_progress(lines) if lines and "steps" in lines[-1] else ""
+        progress = describe_progress(lines) if lines else ""
         yield identity, ", ".join(filter(None, [progress, describe_hardware(lines)]))

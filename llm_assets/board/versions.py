@@ -128,6 +128,8 @@ def describe_version(board: Board, state: RegistryState, version: ModelVersion) 
         outcome = "the base model" if version.is_base else "not judged"
     reference = state.find_model(verdicts[-1].against or "") if verdicts else None
     comparisons = verdicts[-1].comparisons if verdicts else []
+    if reference:
+        outcome += f"; the gate compared it with version {reference.version}"
     ranked = sorted(
         comparisons,
         key=lambda comparison: (comparison.reference != "incumbent", comparison.task == "general"),
@@ -139,9 +141,7 @@ def describe_version(board: Board, state: RegistryState, version: ModelVersion) 
     return VersionRow(
         version,
         [str(alias) for alias in state.aliases_of(version.version)],
-        f"{outcome}; the gate compared it with version {reference.version}"
-        if reference
-        else outcome,
+        outcome,
         ranked[0] if ranked else None,
         "; ".join(filter(None, [describe_coverage(version), cost])),
     )
@@ -161,10 +161,8 @@ def _own_cost(store: Store, version: ModelVersion, cost_per_hour: float | None) 
 
 def _scale(rows: list[VersionRow]) -> float:
     """The value at the ends of the drawn lines: the few rows with larger ones are cut."""
-    intervals = [row.interval for row in rows if row.interval]
-    bounds = [
-        (interval.surest_gain, interval.largest_gain, interval.gain) for interval in intervals
-    ]
+    gains = (row.interval for row in rows if row.interval)
+    bounds = ((gain.surest_gain, gain.largest_gain, gain.gain) for gain in gains)
     largest = sorted(max(abs(bound or 0) for bound in ends) for ends in bounds)
     return (largest[len(largest) * 3 // 4] or largest[-1] or 1.0) if largest else 1.0
 
@@ -207,11 +205,10 @@ def _measured(
     own = find_behind(store, version, "eval_metrics")
     if own:
         return own, "candidate"
-    other_evaluation = find_behind(store, other, "eval_metrics")
-    is_its_base = other.lineage.get("base_model") == version.model_fingerprint
-    return (
-        (other_evaluation, "base") if other_evaluation and version.is_base and is_its_base else None
-    )
+    if not version.is_base or other.lineage.get("base_model") != version.model_fingerprint:
+        return None
+    descendants = find_behind(store, other, "eval_metrics")
+    return (descendants, "base") if descendants else None
 
 
 def _losses(store: Store, version: ModelVersion) -> list[tuple[float, float]]:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 from artifacts.checkpoints import find_superfluous, verify
@@ -203,7 +202,7 @@ def plan_removals(
     state: RegistryState,
     settings: RetentionSettings,
     now: float,
-    withdrawn: Mapping[Name, str] = MappingProxyType({}),
+    withdrawn: Mapping[Name, str],
 ) -> list[Removal]:
     """Everything that no rule keeps, artifacts first.
 
@@ -488,12 +487,10 @@ def find_withdrawn(
 ) -> dict[Name, str]:
     """Checkpoints trained on forgotten text whose grace period has passed, with the reason."""
     serving = {found.model_fingerprint for alias in SERVING if (found := state.find(alias))}
-    over, reason = now - settings.grace_days * DAY_SECONDS, "it was trained on forgotten text"
-    return {
-        (
-            "checkpoint",
-            version.checkpoint,
-        ): f"version {version.version} was withdrawn on {version.at:%F}: {reason}"
-        for version in read_list(record.store, record.name).withdrawn
-        if version.checkpoint not in serving and version.at.timestamp() <= over
-    }
+    over = now - settings.grace_days * DAY_SECONDS
+    reasons = {}
+    for version in read_list(record.store, record.name).withdrawn:
+        if version.checkpoint not in serving and version.at.timestamp() <= over:
+            when = f"version {version.version} was withdrawn on {version.at:%F}"
+            reasons["checkpoint", version.checkpoint] = f"{when}: it was trained on forgotten text"
+    return reasons

@@ -172,9 +172,7 @@ class Lesson:
 def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[TrainingRun]:
     """The runs that a version's weights went through, oldest first; none for a base model."""
     bases = {entry.model_fingerprint for entry in state.versions if entry.is_base}
-    bases |= {
-        entry.lineage["base_model"] for entry in state.versions if "base_model" in entry.lineage
-    }
+    bases |= {entry.lineage.get("base_model", "") for entry in state.versions}
     # Of versions with equal weights, the first one counts.
     version_of = {entry.model_fingerprint: entry.version for entry in reversed(state.versions)}
     runs = []

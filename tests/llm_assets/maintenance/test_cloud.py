@@ -37,7 +37,7 @@ def test_the_same_rules_hold_and_damage_is_set_aside(
     def plan() -> list[str]:
         settings = RetentionSettings(days=0)
         contents = read_contents(store)
-        removals = plan_removals(contents, "manual", RegistryState(), settings, time.time() + 1)
+        removals = plan_removals(contents, "manual", RegistryState(), settings, time.time() + 1, {})
         remove(store, removals)
         return [removal.place for removal in removals]
 

@@ -285,7 +285,7 @@ def places(weeks: Weeks, days: float) -> set[str]:
     """What goes so many days from now."""
     contents, state = read_contents(weeks.store), weeks.registry.state()
     settings, then = RetentionSettings(days=7), time.time() + days * 86_400
-    return {one.place for one in plan_removals(contents, "manual", state, settings, then)}
+    return {one.place for one in plan_removals(contents, "manual", state, settings, then, {})}
 
 
 def test_what_was_never_finished_goes_when_it_is_old(weeks: Weeks) -> None:
