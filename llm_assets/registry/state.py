@@ -4,10 +4,10 @@ It records models, what people decided about them, and who serves. Verdicts and 
 models, which are known by their weights. Lists only grow.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import islice
-from typing import Any, Literal, Self
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,10 +16,6 @@ from llm_assets.gate.verdict import CODE_VERSION, UNCHANGING, DecidingMetric, Ga
 
 Alias = Literal["wanted", "champion", "previous"]
 """`wanted` was decided on last; `champion` serves; `previous` is where a rollback goes."""
-
-Asked = tuple[str, str | None, str | None, DecidingMetric]
-"""A comparison: candidate, incumbent, evaluation and deciding metric. Another metric is another
-test of the same two models; other thresholds or code are not."""
 
 GATE = "the gate"
 """Who decides if no person does."""
@@ -45,6 +41,25 @@ class IncumbentChanged(UserError):
 
 class DecisionOutdated(UserError):
     """The registry was changed since a person looked at what a decision would change."""
+
+
+class Question(NamedTuple):
+    """What a comparison asks: whether one model is better than another, by a metric of an
+    evaluation.
+
+    Another metric is another test of the same two models; other thresholds or code are not.
+    """
+
+    candidate: str
+    incumbent: str | None
+    evaluation: str | None
+    metric: DecidingMetric
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Self:
+        """The question that a verdict answers."""
+        metric = verdict.thresholds.metric
+        return cls(verdict.weights, verdict.against, verdict.evaluation_fingerprint, metric)
 
 
 class ModelEntry(BaseModel):
@@ -196,30 +211,39 @@ class RegistryState(BaseModel):
         evaluation: str | None = None,
         thresholds: GateSettings = DEFAULTS,
     ) -> int:
-        """Which part of the lifetime's error a comparison may spend: see `spend`.
+        """Which part of the lifetime's error a comparison may spend (see `spend`): 1, and one more
+        for each comparison before it that did not promote.
 
-        Without a comparison nothing could be promoted, so nothing was spent. But whoever saw the
-        scores of several candidates that were not judged may have the best one judged after all, so
-        it spends as if all of them had been.
+        A correct promotion costs nothing; a wrong one is the error that is bounded. Nor does a
+        verdict without a comparison, since it could not have promoted.
         """
-        question = (weights, against, evaluation, thresholds.metric)
-        earlier = [verdict for verdict in self.verdicts if _comparison(verdict) == question]
-        judged = self._compared(verdict for verdict in self.verdicts if verdict.is_judged)
-        if question in judged:
-            # The place it had, and never more error than when it was first judged: that judgement
-            # may have paid for candidates that were seen but not judged.
-            before = islice(judged.values(), list(judged).index(question))
-            first = next(entry.look for entry in earlier if entry.is_judged)
-            return max(first, 1 + sum(not promoted for promoted in before))
-        # A correct promotion costs nothing; a wrong one is the error that is bounded.
-        look = 1 + sum(not promoted for promoted in judged.values())
+        question = Question(weights, against, evaluation, thresholds.metric)
+        promoted = _promotions(verdict for verdict in self.verdicts if verdict.is_judged)
+        if question in promoted:
+            return self._look_again(question, promoted)
+        look = 1 + sum(not was_promoted for was_promoted in promoted.values())
         # A repeated question keeps its look; otherwise repeating a run would measure again.
-        repeated = [entry.look for entry in earlier if _would_repeat(entry, thresholds)]
+        repeated = [
+            verdict.look
+            for verdict in self.verdicts
+            if Question.of(verdict) == question and _would_repeat(verdict, thresholds)
+        ]
         if repeated:
             return max(look, repeated[-1])
         if any(verdict.weights == weights and not verdict.is_judged for verdict in self.verdicts):
-            look += len(self._compared(self.verdicts).keys() - judged.keys() - {question})
+            # Whoever saw the scores of several candidates that were not judged may have the best
+            # one judged after all, so it spends as if all of them had been.
+            look += len(_promotions(self.verdicts).keys() - promoted.keys() - {question})
         return look
+
+    def _look_again(self, question: Question, promoted: Mapping[Question, bool]) -> int:
+        """The look of a question that was judged before: by the place that it had, and never more
+        error than then. That judgement may have paid for candidates that were seen but not judged.
+        """
+        before = takewhile(lambda earlier: earlier != question, promoted)
+        place = 1 + sum(not promoted[earlier] for earlier in before)
+        first = next(v for v in self.verdicts if v.is_judged and Question.of(v) == question)
+        return max(first.look, place)
 
     def readable_before(
         self,
@@ -234,25 +258,13 @@ class RegistryState(BaseModel):
         At the latest, a procedure was chosen before it was first judged. What it makes of newly
         arrived text is not a choice.
         """
-        questions: set[Asked] = {(weights, against, evaluation, metric)}
+        of_procedure = {Question(weights, against, evaluation, metric)}
         if procedure:
-            questions |= {
-                _comparison(verdict) for verdict in self.verdicts if verdict.procedure == procedure
-            }
-        comparisons = list(self._compared(self.verdicts))
+            verdicts = (v for v in self.verdicts if v.procedure == procedure)
+            of_procedure |= set(map(Question.of, verdicts))
+        questions = _promotions(self.verdicts)
         # All of them for a new candidate, as before its evaluation exists.
-        return next(
-            (place for place, comparison in enumerate(comparisons) if comparison in questions),
-            len(comparisons),
-        )
-
-    def _compared(self, verdicts: Iterable[Verdict]) -> dict[Asked, bool]:
-        """What verdicts compared, oldest first, and whether they promoted."""
-        promoted: dict[Asked, bool] = {}
-        for verdict in verdicts:
-            question = _comparison(verdict)
-            promoted[question] = verdict.promoted or promoted.get(question, False)
-        return promoted
+        return sum(1 for _ in takewhile(lambda earlier: earlier not in of_procedure, questions))
 
     def evaluations_of(self, weights: str) -> list[str]:
         """Fingerprints of the evaluations that a model was judged by, oldest first."""
@@ -463,13 +475,13 @@ class RegistryState(BaseModel):
         return self.succession[place - 1] if place > 0 and self.succession else None
 
 
-def _comparison(verdict: Verdict) -> Asked:
-    return (
-        verdict.weights,
-        verdict.against,
-        verdict.evaluation_fingerprint,
-        verdict.thresholds.metric,
-    )
+def _promotions(verdicts: Iterable[Verdict]) -> dict[Question, bool]:
+    """Each question that verdicts answer, oldest first, and whether one of them promoted."""
+    promoted: dict[Question, bool] = {}
+    for verdict in verdicts:
+        question = Question.of(verdict)
+        promoted[question] = verdict.promoted or promoted.get(question, False)
+    return promoted
 
 
 def _would_repeat(verdict: Verdict, thresholds: GateSettings) -> bool:
