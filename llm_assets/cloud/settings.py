@@ -337,11 +337,6 @@ class MachineSettings(Settings):
         return self.strategy != "STANDARD"
 
     @property
-    def hours_in_queue(self) -> float:
-        """How long a job may wait by its own wish, before it waits for lack of machines."""
-        return self.max_wait_hours if self.strategy == "FLEX_START" else 0
-
-    @property
     def tpu(self) -> TpuMachine | None:
         """The machine's TPU chips, if it has them."""
         return TPU_MACHINES.get(self.machine_type)

@@ -174,7 +174,7 @@ def _smoke(
     """Run the smallest batch and jobs, after their price was said; shows what each found."""
     from llm_assets.cloud.settings import cloud_config_path
     from llm_assets.cloud.spending import PRICES_AS_OF, estimate_smoke
-    from llm_assets.runners.google_cloud import smoke as run_smallest
+    from llm_assets.runners.smoke import smoke as run_smallest
 
     for stage in estimate_smoke(cloud, nodes):
         click.echo(stage.line(), err=as_json)

@@ -11,7 +11,7 @@ from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.rights import Finding
 from llm_assets.cloud.spending import estimate_smoke
 from llm_assets.config import TrainingPlace
-from llm_assets.runners.google_cloud import check_serving, describe, smoke
+from llm_assets.runners.smoke import check_serving, describe, smoke
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.mount import FuseMount
 from tests.stand_ins.processes import LocalImage
