@@ -20,7 +20,7 @@ from llm_assets.assets import figures
 from llm_assets.assets.exam import answers_view
 from llm_assets.assets.model import checkpoint_view
 from llm_assets.assets.page import render_page
-from llm_assets.assets.stage import OBJECTS, BuildPlan, drawn, link, readable, stage, table
+from llm_assets.assets.stage import OBJECTS, BuildPlan, draw, link, readable, stage, table
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.exam.questions import exam_shares
@@ -484,7 +484,7 @@ def version_page(
     title, now = f"Version {version.version}", datetime.now(UTC)
     as_of = f"- As of {now:%Y-%m-%d %H:%M} UTC; later decisions are not shown on this page"
     head = card.render_card(state, version).replace(card.PAGE_LINE, as_of)
-    drawn_sections = {heading: drawn(section, store.cache) for heading, section in sections.items()}
+    drawn_sections = {heading: draw(section, store.cache) for heading, section in sections.items()}
     return render_page(title, head, drawn_sections, explain(store, state, version))
 
 

@@ -49,8 +49,8 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
     right: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for answer in answers:
         right[answer.relation][answer.task].append((answer.before, answer.after))
-    won = _told(answer for answer in answers if answer.is_won)
-    lost = _told(answer for answer in answers if answer.is_lost)
+    won = _rows(answer for answer in answers if answer.is_won)
+    lost = _rows(answer for answer in answers if answer.is_lost)
     tasks = [task for task in EXAM_TASKS if any(task in by_task for by_task in right.values())]
     columns = ["relation", *(task.removeprefix("exam_").replace("_", " ") for task in tasks)]
     shares = [
@@ -65,7 +65,7 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
     }
 
 
-def _told(answers: Iterable[AnswerPair]) -> list[tuple[str, str, str, str]]:
+def _rows(answers: Iterable[AnswerPair]) -> list[tuple[str, str, str, str]]:
     return [
         (
             answer.question["question"],

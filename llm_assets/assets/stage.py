@@ -381,12 +381,12 @@ def materialization(
     # The UI shows them in this order: what the stage reports before where the artifact lies.
     return dg.MaterializeResult(
         data_version=dg.DataVersion(artifact.fingerprint),
-        metadata=readable(drawn(metadata, artifact.store.cache)) | storage,
+        metadata=readable(draw(metadata, artifact.store.cache)) | storage,
         tags=tags,
     )
 
 
-def drawn(metadata: Mapping[str, Any], cache: str) -> dict[str, Any]:
+def draw(metadata: Mapping[str, Any], cache: str) -> dict[str, Any]:
     """Metadata with its pictures drawn, or from the cache."""
     return {
         name: value.markdown(cache) if isinstance(value, Picture) else value

@@ -229,7 +229,7 @@ def request_run(
     Args:
         is_limited: whether blackout windows and the month's budget hold it back.
     """
-    key = run_key(question, runs.asking(question.name), runs.settings.automation, now)
+    key = run_key(question, runs.launched_for(question.name), runs.settings.automation, now)
     if isinstance(key, Wait):
         return key
     if busy := runs.unfinished():

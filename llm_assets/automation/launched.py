@@ -64,7 +64,7 @@ class Runs:
         """The tags of a run that automation launches."""
         return {PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: launched_by}
 
-    def asking(self, question: str) -> Sequence[dg.RunRecord]:
+    def launched_for(self, question: str) -> Sequence[dg.RunRecord]:
         """Those that were launched for a question."""
         return self.instance.get_run_records(
             dg.RunsFilter(tags={PIPELINE_TAG: self.settings.name, QUESTION_TAG: question})

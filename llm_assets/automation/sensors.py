@@ -474,7 +474,7 @@ def _retrain(
         wanted_name = f"version {wanted.version}" if wanted else "none"
         return Wait(f"It is not trained further, since {wanted_name} is wanted.")
     runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
-    launched = runs.asking(question.name)
+    launched = runs.launched_for(question.name)
     # A training of this length that succeeded did not help.
     helpless = sum(run.dagster_run.status is dg.DagsterRunStatus.SUCCESS for run in launched)
     # Longer each time: with unchanged text, the same training would be found in the store.

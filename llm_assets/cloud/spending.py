@@ -118,7 +118,9 @@ def _dcus(cores: int) -> float:
     return SPARK_DCUS * cores / SPARK_CORES
 
 
-def unpriced(settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud") -> list[str]:
+def machines_without_price(
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud"
+) -> list[str]:
     """Machine types of training and evaluation whose price is not known."""
     machines = (settings.training, settings.evaluation) if runner != "local" else ()
     return sorted({m.machine_type for m in machines if hourly(settings, m) is None})
@@ -227,7 +229,7 @@ class Spending:
             return
         # Checked for later stages as well: otherwise the first ones would be paid for in vain.
         own = [self.machines] if self.dollars_per_hour is None else []
-        if unknown := own or unpriced(self.settings, self.training):
+        if unknown := own or machines_without_price(self.settings, self.training):
             raise UserError(how_to_price(unknown))
         self._before = self._read_ledger()
         reason = self._over()

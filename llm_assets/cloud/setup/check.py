@@ -15,7 +15,7 @@ from llm_assets.cloud.settings import (
     TpuMachine,
 )
 from llm_assets.cloud.setup.rights import APIS, Finding, advice_on, check_rights
-from llm_assets.cloud.spending import how_to_price, most_of_run, unpriced
+from llm_assets.cloud.spending import how_to_price, machines_without_price, most_of_run
 from llm_assets.cloud.vertex import REST_SECONDS, ask_json, open_session, rest_url
 from llm_assets.config import TrainingPlace
 from llm_assets.pipes.tpu_machine import REGISTRIES
@@ -503,7 +503,7 @@ def check_cost(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
     """The most that a run can cost, as far as known; nothing if no stage runs as a job."""
     if uses.runner == "local" and not uses.batches:
         return
-    limit, unknown = settings.cost.run_limit, unpriced(settings, uses.runner)
+    limit, unknown = settings.cost.run_limit, machines_without_price(settings, uses.runner)
     if unknown and settings.cost.has_limits:
         yield Finding("cost", False, how_to_price(unknown))
     if limit is not None:

@@ -38,7 +38,7 @@ from llm_assets.cloud.spending import (
     estimate,
     estimate_smoke,
     hourly,
-    unpriced,
+    machines_without_price,
 )
 from llm_assets.config import CONFIG_VARIABLE
 from llm_assets.platform import build_resources
@@ -173,6 +173,11 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
         lambda g: g.secrets.destroyed.add("token"),
         "secrets.hugging_face_token",
         "newest version was disabled or destroyed",
+    ),
+    "jobs' right to the key": (
+        denied("secretmanager.versions.access"),
+        "secrets.weights_and_biases_key",
+        "roles/secretmanager.secretAccessor on the secret tracking",
     ),
     "destroyed key": (
         lambda g: g.secrets.destroyed.add("tracking"),
@@ -445,17 +450,6 @@ def test_reports_without_a_key_are_a_problem(settings: GoogleCloudSettings) -> N
     assert "`checkpoint.logging.weights_and_biases` is set" in told.text
 
 
-def test_the_jobs_right_to_the_tracking_key_is_asked_for_where_there_is_one(
-    google: LocalGoogle, settings: GoogleCloudSettings
-) -> None:
-    secrets = {"weights_and_biases_key": "tracking"}
-    tracked = settings.model_copy(update={"secrets": SecretSettings(**secrets)})
-    google.iam.denied.add("secretmanager.versions.access")
-    (problem,) = problems(tracked)
-    assert problem.key == "secrets.weights_and_biases_key"
-    assert "roles/secretmanager.secretAccessor on the secret tracking" in problem.text
-
-
 def test_rights_of_bigquery_are_asked_for_only_where_it_is_read(
     google: LocalGoogle, settings: GoogleCloudSettings
 ) -> None:
@@ -556,7 +550,11 @@ def test_bucket_in_which_nothing_can_be_replaced_is_a_problem_and_old_versions_a
 
 def test_shipped_file_has_ceilings_and_prices_for_them_and_is_estimated() -> None:
     settings = load_cloud_settings()
-    assert settings.cost.run_limit and settings.cost.monthly_limit and not unpriced(settings)
+    assert (
+        settings.cost.run_limit
+        and settings.cost.monthly_limit
+        and not machines_without_price(settings)
+    )
     assert settings.batch.most_executors
     stages = estimate(settings, 10**9, 10**9, 1_235_814_400)
     training = next(stage for stage in stages if stage.stage == "checkpoint")
