@@ -43,8 +43,8 @@ class DecisionOutdated(UserError):
     """The registry was changed since a person looked at what a decision would change."""
 
 
-class Question(NamedTuple):
-    """What a comparison asks: whether one model is better than another, by a metric of an
+class Hypothesis(NamedTuple):
+    """What a comparison tests: that one model is better than another, by a metric of an
     evaluation.
 
     Another metric is another test of the same two models; other thresholds or code are not.
@@ -57,7 +57,7 @@ class Question(NamedTuple):
 
     @classmethod
     def of(cls, verdict: Verdict) -> Self:
-        """The question that a verdict answers."""
+        """What a verdict is on."""
         metric = verdict.thresholds.metric
         return cls(verdict.weights, verdict.against, verdict.evaluation_fingerprint, metric)
 
@@ -217,32 +217,32 @@ class RegistryState(BaseModel):
         A correct promotion costs nothing; a wrong one is the error that is bounded. Nor does a
         verdict without a comparison, since it could not have promoted.
         """
-        question = Question(weights, against, evaluation, thresholds.metric)
+        hypothesis = Hypothesis(weights, against, evaluation, thresholds.metric)
         promoted = _promotions(verdict for verdict in self.verdicts if verdict.is_judged)
-        if question in promoted:
-            return self._look_again(question, promoted)
+        if hypothesis in promoted:
+            return self._look_again(hypothesis, promoted)
         look = 1 + sum(not was_promoted for was_promoted in promoted.values())
-        # A repeated question keeps its look; otherwise repeating a run would measure again.
+        # A repeated hypothesis keeps its look; otherwise repeating a run would measure again.
         repeated = [
             verdict.look
             for verdict in self.verdicts
-            if Question.of(verdict) == question and _would_repeat(verdict, thresholds)
+            if Hypothesis.of(verdict) == hypothesis and _would_repeat(verdict, thresholds)
         ]
         if repeated:
             return max(look, repeated[-1])
         if any(verdict.weights == weights and not verdict.is_judged for verdict in self.verdicts):
             # Whoever saw the scores of several candidates that were not judged may have the best
             # one judged after all, so it spends as if all of them had been.
-            look += len(_promotions(self.verdicts).keys() - promoted.keys() - {question})
+            look += len(_promotions(self.verdicts).keys() - promoted.keys() - {hypothesis})
         return look
 
-    def _look_again(self, question: Question, promoted: Mapping[Question, bool]) -> int:
-        """The look of a question that was judged before: by the place that it had, and never more
+    def _look_again(self, hypothesis: Hypothesis, promoted: Mapping[Hypothesis, bool]) -> int:
+        """The look of a hypothesis that was judged before: by the place that it had, and never more
         error than then. That judgement may have paid for candidates that were seen but not judged.
         """
-        before = takewhile(lambda earlier: earlier != question, promoted)
+        before = takewhile(lambda earlier: earlier != hypothesis, promoted)
         place = 1 + sum(not promoted[earlier] for earlier in before)
-        first = next(v for v in self.verdicts if v.is_judged and Question.of(v) == question)
+        first = next(v for v in self.verdicts if v.is_judged and Hypothesis.of(v) == hypothesis)
         return max(first.look, place)
 
     def readable_before(
@@ -258,13 +258,13 @@ class RegistryState(BaseModel):
         At the latest, a procedure was chosen before it was first judged. What it makes of newly
         arrived text is not a choice.
         """
-        of_procedure = {Question(weights, against, evaluation, metric)}
+        of_procedure = {Hypothesis(weights, against, evaluation, metric)}
         if procedure:
             verdicts = (v for v in self.verdicts if v.procedure == procedure)
-            of_procedure |= set(map(Question.of, verdicts))
-        questions = _promotions(self.verdicts)
+            of_procedure |= set(map(Hypothesis.of, verdicts))
+        hypotheses = _promotions(self.verdicts)
         # All of them for a new candidate, as before its evaluation exists.
-        return sum(1 for _ in takewhile(lambda earlier: earlier not in of_procedure, questions))
+        return sum(1 for _ in takewhile(lambda earlier: earlier not in of_procedure, hypotheses))
 
     def evaluations_of(self, weights: str) -> list[str]:
         """Fingerprints of the evaluations that a model was judged by, oldest first."""
@@ -475,12 +475,12 @@ class RegistryState(BaseModel):
         return self.succession[place - 1] if place > 0 and self.succession else None
 
 
-def _promotions(verdicts: Iterable[Verdict]) -> dict[Question, bool]:
-    """Each question that verdicts answer, oldest first, and whether one of them promoted."""
-    promoted: dict[Question, bool] = {}
+def _promotions(verdicts: Iterable[Verdict]) -> dict[Hypothesis, bool]:
+    """What verdicts are on, oldest first, and whether one of them promoted."""
+    promoted: dict[Hypothesis, bool] = {}
     for verdict in verdicts:
-        question = Question.of(verdict)
-        promoted[question] = verdict.promoted or promoted.get(question, False)
+        hypothesis = Hypothesis.of(verdict)
+        promoted[hypothesis] = verdict.promoted or promoted.get(hypothesis, False)
     return promoted
 
 

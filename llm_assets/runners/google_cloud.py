@@ -65,7 +65,7 @@ MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("{module}", run_name="__main__"
 
 
 @dataclass(frozen=True)
-class Work:
+class CloudWork:
     """What a job does: a program's spec, where the job reads it, and what it has to leave."""
 
     settings: GoogleCloudSettings
@@ -170,7 +170,9 @@ class DataprocSparkRunner(SparkRunner):
         output: str = vars(spec)["output"]
         # `clean` for `spark_jobs.clean.job`: people see the name in the cloud's lists of jobs.
         name = job.__name__.split(".")[1]
-        work = Work(settings, name, spec, output, lambda: [] if files.exists(output) else [output])
+        work = CloudWork(
+            settings, name, spec, output, lambda: [] if files.exists(output) else [output]
+        )
         main = f"{work.folder}/main.py"
         files.write(main, MAIN_PROGRAM.format(module=job.__name__).encode())
         batch = jobs.spark_batch(settings, main, ["--spec", work.spec_file])
@@ -204,7 +206,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         settings, spec = self._settings(), self._placed(spec)
         missing = partial(missing_of_training, spec)
         program, output = "continued_pretraining", spec.export_folder
-        work = Work(settings, program, spec, output, missing, spec.run_folder)
+        work = CloudWork(settings, program, spec, output, missing, spec.run_folder)
         self._run(context, work, settings.training)
         result = files.read(f"{spec.run_folder}/{RESULT_NAME}")
         return TrainingResult.model_validate_json(result)
@@ -212,7 +214,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
     def evaluate(self, context: dg.AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         settings, output = self._settings(), str(spec.output)
         missing = partial(_missing, output, {RESULT_NAME, SCORES_NAME})
-        work = Work(settings, "evaluate", spec, output, missing)
+        work = CloudWork(settings, "evaluate", spec, output, missing)
         self._run(context, work, settings.evaluation, 0)
         return _read_result(output)
 
@@ -222,7 +224,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         """Run the smallest training on the evaluation's machines; returns what it found."""
         files.write(f"{spec.output}/{UPLOADED}", PROBE)
         settings, missing = self._settings(), partial(_missing, spec.output, {RESULT_NAME})
-        work = Work(settings, "smoke", spec, f"{spec.output}/mounted", missing)
+        work = CloudWork(settings, "smoke", spec, f"{spec.output}/mounted", missing)
         machines = settings.evaluation.model_copy(update={"replicas": nodes})
         self._run(context, work, machines, max(2, nodes))
         return _read_result(spec.output)
@@ -306,7 +308,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
     def _run(
         self,
         context: dg.AssetExecutionContext,
-        work: Work,
+        work: CloudWork,
         machines: MachineSettings,
         processes: int = 1,
     ) -> None:
@@ -331,7 +333,11 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         self._submit(context, work, machines, job)
 
     def _submit(
-        self, context: dg.AssetExecutionContext, work: Work, machines: MachineSettings, job: Any
+        self,
+        context: dg.AssetExecutionContext,
+        work: CloudWork,
+        machines: MachineSettings,
+        job: Any,
     ) -> dg.PipesClientCompletedInvocation:
         price = hourly(work.settings, machines, self.client.jobs)
         spending = Spending(
@@ -357,7 +363,7 @@ class VertexTrainingRunner(CloudTrainingRunner):
     def smoke_serving(self, context: dg.AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         """Have the serve image parse its engine's arguments and answer; returns what was found."""
         settings = self._settings()
-        work = Work(settings, "serving", spec)
+        work = CloudWork(settings, "serving", spec)
         job = jobs.serving_check_job(settings, work.spec_file, work.job_output)
         return _stats(self._submit(context, work, jobs.serving_check_machine(settings), job))
 
