@@ -338,7 +338,9 @@ class LocalRegistry(Registry):
         return cls(store.local_path(store.root), record.name)
 
     def _published(self) -> set[int]:
-        return {int(path.parent.name) for path in Path(self.folder).glob(f"versions/*/{CARD_NAME}")}
+        cards = Path(self.folder).glob(f"versions/*/{CARD_NAME}")
+        # A person may have copied one, as `2 (copy)`.
+        return {int(card.parent.name) for card in cards if card.parent.name.isdecimal()}
 
     def _publish(self, state: RegistryState, touched: list[ModelVersion]) -> None:
         for version in state.versions:

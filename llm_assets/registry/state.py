@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from artifacts.errors import UserError, materialize_command
+from artifacts.errors import UserError, has_control_characters, materialize_command
 from llm_assets.gate.verdict import CODE_VERSION, UNCHANGING, DecidingMetric, GateSettings, Verdict
 
 Alias = Literal["wanted", "champion", "previous"]
@@ -494,3 +494,9 @@ def _would_repeat(verdict: Verdict, thresholds: GateSettings) -> bool:
 def _check_words(name: str, reason: str) -> None:
     if not name.strip() or not reason.strip():
         raise UserError("A decision needs a name and a reason: both are recorded with the version.")
+    if has_control_characters(name.strip() + reason.strip()):
+        # They would be lines of the model card.
+        raise UserError(
+            "The name or the reason contains a line break or another control character. Write each "
+            "on one line of plain text."
+        )

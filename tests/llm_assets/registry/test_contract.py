@@ -379,8 +379,9 @@ def test_people_give_name_and_reason_and_leave_the_base_alone(registry: Registry
             decide(1, "", "why")
         with pytest.raises(UnknownVersion, match=r"base model.*`llm-assets versions`"):
             decide(0, "Ada", "old")
-    with pytest.raises(UserError, match="name and a reason"):
-        registry.roll_back("Ada", " ")
+    for words, told in ((" ", "name and a reason"), ("it swears\n# a lot", "on one line")):
+        with pytest.raises(UserError, match=told):
+            registry.roll_back("Ada", words)
     assert registry.state().decisions == []
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_assets.registry.base import LocalRegistry
+from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.state import RegistryUnreachable
 from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
 
@@ -44,6 +44,16 @@ def test_a_lost_version_folder_gives_no_number_away_and_is_written_again(
     shutil.rmtree(Path(registry.folder) / "versions" / "1")
     assert judge(registry, "b").version == 2
     assert "Version 1" in card(registry, 1)
+
+
+def test_a_copy_of_a_versions_folder_does_not_keep_the_registry_from_being_restored(
+    registry: LocalRegistry,
+) -> None:
+    judge(registry, "a")
+    version = Path(registry.folder) / "versions" / "1"
+    shutil.copytree(version, version.with_name("1 (copy)"))
+    (Path(registry.folder) / STATE_NAME).unlink()
+    assert registry.restore().next_version == 2
 
 
 @pytest.mark.fault(
