@@ -28,8 +28,6 @@ METRICS_SCHEMA = (
     "gs://google-cloud-aiplatform/schema/modelevaluation/general_text_generation_metrics_1.0.0.yaml"
 )
 UPLOAD_SECONDS = 1800.0
-MOST_FIGURES = 40
-"""Number of figures that become labels, of which a model has at most 64."""
 NUMBER = re.compile(r"([0-9]+) of [0-9a-f]{16}")
 
 
@@ -190,11 +188,6 @@ class VertexModelRegistry(Registry):
     def _labels(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
         """Labels for people: a person's last word about the model, else the gate's."""
         labels = {"number": str(version.version), "license": version.license}
-        for name, figures in list(version.evaluation.get("metrics", {}).items())[:MOST_FIGURES]:
-            value = finite(figures.get("candidate", {}).get("value"))
-            if value is not None:
-                # Labels have neither points nor signs: `1_2345`.
-                labels[name] = f"{value:.4f}".replace("-", "minus_").replace(".", "_")
         words = [decision.approved for decision in state.decisions_of(version.weights)]
         words = words or [verdict.promoted for verdict in state.verdicts_of(version.weights)]
         if words:
