@@ -171,7 +171,7 @@ def tell_once(
     if not settings.notifications.is_on:
         return
     path = f"{layout.automation(settings.name)}/told.json"
-    states = _read_told(store.read_bytes(path))
+    states = _read_topics(store.read_bytes(path))
     now = None if text is None else state or text
     if states.get(topic) == now:
         return
@@ -184,13 +184,13 @@ def tell_once(
 
     def remember(content: bytes | None) -> bytes:
         # Read again: another sensor may have reported a topic of its own meanwhile.
-        others = {of: one for of, one in _read_told(content).items() if of != topic}
+        others = {of: one for of, one in _read_topics(content).items() if of != topic}
         return json.dumps(others if now is None else others | {topic: now}).encode()
 
     store.update(path, remember)
 
 
-def _read_told(content: bytes | None) -> dict[str, str]:
+def _read_topics(content: bytes | None) -> dict[str, str]:
     """Topic to its state that was told; none where that cannot be read, and it is told again."""
     try:
         return dict(json.loads(content or b"{}"))
@@ -224,8 +224,9 @@ def _post(variable: str, text: str) -> None:
     address = _secret(variable, "notifications.webhook_variable")
     try:
         httpx.post(address, json={"text": text}, timeout=SECONDS).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        # The address is a secret, and errors of httpx name it.
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        # The address is a secret, and errors of httpx name it. Python's own of a host with two dots
+        # in a row, or more than 63 letters between them, is a UnicodeError.
         raise UserError(
             f"The webhook in {variable} did not accept the message "
             f"({type(error).__name__}). Check the address, and that it can be reached."
@@ -254,7 +255,7 @@ def _mail(settings: EmailSettings, text: str) -> None:
                     )
                 server.login(settings.sender, password)
             server.send_message(message)
-    except (OSError, smtplib.SMTPException) as error:
+    except (OSError, UnicodeError, smtplib.SMTPException) as error:
         raise UserError(
             f"The mail server {settings.host}:{settings.port} did not accept the message "
             f"({error}). Check `notifications.email`."

@@ -55,10 +55,10 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @contextmanager
-def down() -> Iterator[None]:
+def down(host: str = "127.0.0.1:1") -> Iterator[None]:
     """Nothing listens at the webhook's address while the block runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, "http://127.0.0.1:1/secret-path")
+        patch.setenv(VARIABLE, f"http://{host}/secret-path")
         yield
 
 
@@ -291,6 +291,12 @@ def test_mail_holds_the_message(
     assert "Subject: manual: version 3 promoted" in lines and "To: b@example.org" in lines
 
 
+def test_a_mistyped_mail_server_is_named() -> None:
+    email = {"host": "mail..example", "sender": "a@example.org", "to": ["b@example.org"]}
+    with pytest.raises(UserError, match=r"mail server mail\.\.example:\d+ did not accept"):
+        send(NotificationSettings(email=EmailSettings.model_validate(email)), "told", print)
+
+
 def test_a_password_that_cannot_be_sent_is_no_reason_to_tell_the_webhook_again(
     mailbox: tuple[socketserver.ThreadingTCPServer, list[str]],
     webhook: list[str],
@@ -326,8 +332,9 @@ def test_nothing_is_sent_to_a_mail_server_whose_certificate_nobody_vouches_for(
     assert "To: b@example.org" in lines
 
 
-def test_webhook_that_is_down_is_named_without_its_address() -> None:
-    with down(), pytest.raises(UserError, match=VARIABLE) as refused:
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "hooks..example", "[::1"])
+def test_webhook_that_is_down_or_mistyped_is_named_without_its_address(host: str) -> None:
+    with down(host), pytest.raises(UserError, match=VARIABLE) as refused:
         send(NotificationSettings(webhook_variable=VARIABLE), "anything", print)
     assert "secret-path" not in str(refused.value)
     with pytest.raises(UserError, match="is not set where Dagster runs"):
