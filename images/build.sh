@@ -17,14 +17,18 @@ case "$image" in
   serve | serve_transformers) code="artifacts serving" ;;
   control) code="artifacts config llm_assets recipes serving spark_jobs pyproject.toml README.md LICENSE workspace.yaml" ;;
 esac
+settings="${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}"
+# A value may be followed by a comment, and by the line break of Windows.
 setting() {
-  sed -nE "s/^$1: *[\"']?([^ #\"']*).*/\1/p" "${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}" |
-    sed -E 's/^(null|~)$//'
+  sed -nE "s/^$1: *[\"']?([^[:space:]#\"']*).*/\1/p" "$settings" | sed -E 's/^(null|~)$//'
 }
 project="$(setting project)"
 region="$(setting region)"
 bucket="$(setting bucket)"
 builder="$(setting builder_account)"
+for key in project region bucket; do
+  [[ -n "${!key}" ]] || { echo "$settings: $key is missing." >&2; exit 1; }
+done
 
 if [[ "${2:-}" != "--print" ]] && ! grep -q '^FROM .*@sha256:' "images/$image/Dockerfile"; then
   python3 images/pin.py "images/$image/Dockerfile"

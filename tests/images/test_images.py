@@ -292,8 +292,17 @@ def test_tag_is_decided_by_content(image: str, tmp_path: Path) -> None:
     assert name() != first
 
 
-def test_unknown_image_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("image", "told"), [("another", "usage: "), ("spark", "cloud.yaml: project is missing.")]
+)
+def test_unknown_image_or_project_is_refused(image: str, told: str, tmp_path: Path) -> None:
+    settings = tmp_path / "cloud.yaml"
+    settings.write_text("projcet: my-project\nregion: us-central1\nbucket: my-bucket\n")
     done = subprocess.run(
-        ["bash", "images/build.sh", "another"], cwd=ROOT, capture_output=True, text=True
+        ["bash", "images/build.sh", image, "--print"],
+        cwd=ROOT,
+        env=os.environ | {"LLM_ASSETS_GOOGLE_CLOUD": str(settings)},
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 2 and "usage" in done.stderr
+    assert done.returncode and told in done.stderr and not done.stdout

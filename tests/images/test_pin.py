@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,14 @@ import pytest
 from tests.images.registry import Registry, running_registry
 
 ROOT = Path(__file__).parents[2]
+BASE = "library/python:3.11-slim"
 FIRST, SECOND = (f"sha256:{digit * 64}" for digit in "ab")
 
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
     with running_registry() as registry:
-        registry.digests["library/python:3.11-slim"] = FIRST
+        registry.digests[BASE] = FIRST
         yield registry
 
 
@@ -29,8 +30,8 @@ def dockerfile(registry: Registry, tmp_path: Path) -> Path:
     return path
 
 
-def pin(dockerfile: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "images" / "pin.py", dockerfile]
+def pin(*dockerfiles: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "images" / "pin.py", *dockerfiles]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -40,32 +41,36 @@ def test_base_gets_the_digest_that_its_tag_has_now(registry: Registry, dockerfil
     after = dockerfile.read_text()
     assert after == before.replace("3.11-slim\n", f"3.11-slim@{FIRST}\n")
     assert pin(dockerfile).stderr == "", "nothing has changed"
-    registry.digests["library/python:3.11-slim"] = SECOND
+    registry.digests[BASE] = SECOND
     assert "Commit it" in pin(dockerfile).stderr
     assert dockerfile.read_text() == after.replace(FIRST, SECOND)
 
 
-def test_image_that_is_not_there_is_told_and_nothing_is_written(
-    registry: Registry, dockerfile: Path
+FAULTS: dict[str, tuple[Callable[[Registry, Path], object], str]] = {
+    "no image": (lambda registry, _: registry.digests.clear(), "3.11-slim: HTTP Error 404"),
+    "no registry": (lambda registry, _: registry.stop(), "3.11-slim: <urlopen error"),
+    "no digest": (lambda registry, _: registry.digests.update({BASE: "1"}), "without a digest"),
+    "no base image": (lambda _, path: path.write_text("FROM python\n"), "`FROM name:tag`"),
+    "no Dockerfile": (lambda _, path: path.unlink(), "No such file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_pinned_is_one_line_and_nothing_is_written(
+    registry: Registry, dockerfile: Path, fault: str
 ) -> None:
-    registry.digests.clear()
-    before = dockerfile.read_text()
+    break_it, told = FAULTS[fault]
+    break_it(registry, dockerfile)
+    before = dockerfile.exists() and dockerfile.read_text()
     done = pin(dockerfile)
-    assert done.returncode == 1 and "404" in done.stderr and "3.11-slim" in done.stderr
+    assert done.returncode == 1 and told in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert dockerfile.read_text() == before
+    assert (dockerfile.exists() and dockerfile.read_text()) == before
 
 
-def test_registry_that_cannot_be_reached_is_one_line(dockerfile: Path, registry: Registry) -> None:
-    registry.stop()
-    done = pin(dockerfile)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-
-
-def test_answer_without_a_digest_is_refused(dockerfile: Path, registry: Registry) -> None:
-    registry.digests["library/python:3.11-slim"] = "latest"
-    done = pin(dockerfile)
-    assert done.returncode == 1 and "without a digest" in done.stderr
+def test_without_a_dockerfile_it_says_how_it_is_used() -> None:
+    done = pin()
+    assert done.returncode == 2 and done.stderr.startswith("usage: ")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +112,7 @@ def test_image_is_built_once_on_a_pinned_base_and_named_by_its_digest(
     program.chmod(0o755)
     settings = tmp_path / "google_cloud.yaml"
     settings.write_text(
-        "project: 'my-project'\nregion: us-central1\nbucket: \"my-bucket\"  # ours\n"
+        "project: 'my-project'\r\nregion: us-central1\t# near\nbucket: \"my-bucket\"  # ours\n"
         f"builder_account: {builder}\n"
     )
     environment = os.environ | {

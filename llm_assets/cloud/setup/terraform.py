@@ -42,7 +42,8 @@ def read_outputs(path: Path | None) -> Outputs:
     Raises:
         UserError: there is no Terraform, nothing was applied yet, or the file is another one.
     """
-    text = path.read_text() if path else _ask_terraform()
+    # Bytes: what a PowerShell has written is UTF-16, which `json` recognizes.
+    text = path.read_bytes() if path else _ask_terraform()
     origin = str(path or f"the output of Terraform in {INFRASTRUCTURE}/")
     try:
         values = {name: output["value"] for name, output in json.loads(text).items()}

@@ -28,9 +28,10 @@ MADE = {
 }
 
 
-def write_outputs(folder: Path, values: dict[str, Any]) -> Path:
+def write_outputs(folder: Path, values: dict[str, Any], encoding: str = "utf-8") -> Path:
     path = folder / "outputs.json"
-    path.write_text(json.dumps({name: {"value": value} for name, value in values.items()}))
+    text = json.dumps({name: {"value": value} for name, value in values.items()})
+    path.write_text(text, encoding)
     return path
 
 
@@ -80,12 +81,14 @@ web_access: yes
     assert path.read_text() == written
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_command_writes_a_file_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
+    """From outputs of any shell: PowerShell writes the other two."""
     path = tmp_path / "config" / "google_cloud.yaml"
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(path))
-    arguments = ["setup", "--outputs", str(write_outputs(tmp_path, MADE))]
+    arguments = ["setup", "--outputs", str(write_outputs(tmp_path, MADE, encoding))]
     done = CliRunner().invoke(commands, arguments, catch_exceptions=False)
     assert done.exit_code == 0 and "text-team-1" in done.output
     assert path.read_text().startswith("# The cloud project")
