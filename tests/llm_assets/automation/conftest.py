@@ -81,6 +81,12 @@ class Automated:
         (request,) = data.run_requests
         return request
 
+    def expect_run(self, name: str = "source_text_changed") -> RunRequest:
+        """One tick of a sensor, which asks for a run."""
+        found = self.tick(name)
+        assert isinstance(found, RunRequest), found
+        return found
+
     @property
     def defs(self) -> Definitions:
         """What its pipeline file defines."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import RunRequest
 from huggingface_hub import constants
 
 from artifacts.store.identity import Identity
@@ -74,7 +73,7 @@ def test_a_model_that_is_still_being_copied_is_waited_for(based: Automated, tmp_
     for _ in range(2):
         assert "waiting until they are unchanged" in str(based.tick(SENSOR))
     based.automate(quiet_minutes=0)
-    assert isinstance(based.tick(SENSOR), RunRequest)
+    based.expect_run(SENSOR)
 
 
 def test_other_weights_are_trained_from_where_the_settings_say_so(
@@ -82,8 +81,8 @@ def test_other_weights_are_trained_from_where_the_settings_say_so(
 ) -> None:
     based.automate(new_base_model="retrain", retry_minutes=60)
     retrain_base(tmp_path)
-    request = based.tick(SENSOR)
-    assert isinstance(request, RunRequest) and not request.run_config
+    request = based.expect_run(SENSOR)
+    assert not request.run_config
     run = based.launch(request)
     assert f"{run[:8]} is under way" in str(based.tick(SENSOR))
     base = read_base(based, tmp_path)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from dagster import Failure, RunRequest
+from dagster import Failure
 
 from llm_assets.automation.decision import TextQuestion, Wait, run_key
 from llm_assets.automation.launched import QUESTION_TAG
@@ -16,8 +16,7 @@ from tests.llm_assets.automation.conftest import Automated
 
 def test_a_clock_that_was_set_back_holds_no_retry_back(automated: Automated) -> None:
     automated.add()
-    request = automated.tick()
-    assert isinstance(request, RunRequest)
+    request = automated.expect_run()
     automated.end(automated.launch(request), succeeded=False)
     question = TextQuestion(request.tags[QUESTION_TAG].split("-")[0], 1)
     assert question.name == request.tags[QUESTION_TAG]
@@ -45,7 +44,6 @@ def test_a_full_disk_fails_the_tick_and_the_next_one_goes_on(automated: Automate
             automated.tick()
         assert automated.cursor == before
         disk.grow(16)
-        request = automated.tick()
-        assert isinstance(request, RunRequest)
-        again = automated.tick()
-        assert isinstance(again, RunRequest) and again.run_key == request.run_key
+        request = automated.expect_run()
+        again = automated.expect_run()
+        assert again.run_key == request.run_key

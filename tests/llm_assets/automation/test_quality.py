@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster import DagsterInstance, RunRequest
+from dagster import DagsterInstance
 
 from artifacts.errors import UserError
 from artifacts.store import layout
@@ -287,8 +287,7 @@ def test_a_version_that_got_worse_is_trained_further_and_longer_if_that_did_not_
     automated.automate(quality={"then": "retrain"}, retry_minutes=0)
     for longer, succeeds in ((1, False), (1, True), (2, True), (4, True)):
         automated.cursor = half_failed(live)
-        request = automated.tick(SENSOR)
-        assert isinstance(request, RunRequest)
+        request = automated.expect_run(SENSOR)
         assert request.run_config["ops"]["checkpoint"]["config"] == {
             "continue_from_champion": True,
             "from_version": 1,

@@ -20,14 +20,13 @@ GONE = 2**22 + 1
 
 def test_new_text_asks_for_one_run_that_goes_on_from_the_champion(automated: Automated) -> None:
     automated.add()
-    request = automated.tick()
-    assert isinstance(request, RunRequest)
+    request = automated.expect_run()
     assert request.run_config["ops"]["checkpoint"]["config"] == {
         "continue_from_champion": True,
         "longer": 1,
     }
-    again = automated.tick()
-    assert isinstance(again, RunRequest) and again.run_key == request.run_key
+    again = automated.expect_run()
+    assert again.run_key == request.run_key
     run = automated.launch(request)
     assert f"{run[:8]} is under way" in str(automated.tick())
 
@@ -38,7 +37,7 @@ def test_text_that_is_still_changing_is_waited_for(automated: Automated) -> None
     assert "waiting until it is unchanged" in str(automated.tick())
     since = json.loads(automated.cursor or "")
     automated.cursor = json.dumps(since | {"since": since["since"] - 301})
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
     automated.cursor = json.dumps(since | {"since": since["since"] + 3600})
     assert "waiting until it is unchanged" in str(automated.tick())
 
@@ -47,7 +46,7 @@ def test_text_that_is_still_changing_is_waited_for(automated: Automated) -> None
 def test_cursor_of_another_version_begins_again(automated: Automated, cursor: str) -> None:
     automated.add()
     automated.cursor = cursor
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
 
 
 def test_little_change_is_waited_for_until_it_is_enough(automated: Automated) -> None:
@@ -63,7 +62,7 @@ def test_little_change_is_waited_for_until_it_is_enough(automated: Automated) ->
     for path, content in before.items():
         path.write_bytes(content)
     automated.add("more.txt", times=20)
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
 
 
 def test_renamed_text_teaches_nothing_and_deleted_text_counts(automated: Automated) -> None:
@@ -73,7 +72,7 @@ def test_renamed_text_teaches_nothing_and_deleted_text_counts(automated: Automat
     (automated.text / "renamed.txt").rename(first)
     assert "knows this text" in str(automated.tick())
     first.unlink()
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
 
 
 def test_lists_of_files_are_kept_of_texts_that_can_still_be_compared(automated: Automated) -> None:
@@ -93,7 +92,7 @@ def test_lists_of_files_are_kept_of_texts_that_can_still_be_compared(automated: 
     assert len(list(folder.iterdir())) == 3 + len(beside)
     automated.end(run, succeeded=False)
     automated.add("fourth.txt")
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
     left = list(folder.iterdir())
     assert {wanted, *beside} <= {*left} and len(left) == 2 + len(beside)
 
@@ -104,8 +103,7 @@ def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated)
     automated.end(automated.launch(automated.tick()), succeeded=False)
     assert "the next try is at" in str(automated.tick())
     automated.automate(retry_minutes=0)
-    second = automated.tick()
-    assert isinstance(second, RunRequest)
+    second = automated.expect_run()
     automated.end(automated.launch(second), succeeded=False)
     assert "2 runs did not resolve this" in str(automated.tick())
 
@@ -116,16 +114,15 @@ def test_a_run_that_somebody_deleted_holds_no_other_back(automated: Automated) -
     automated.add()
     keys = []
     for number in range(3):
-        request = automated.tick()
-        assert isinstance(request, RunRequest)
+        request = automated.expect_run()
         keys.append(request.run_key)
         run = automated.launch(request)
         automated.end(run, succeeded=False)
         if number == 0:
             first = run
     automated.instance.delete_run(first)
-    request = automated.tick()
-    assert isinstance(request, RunRequest) and request.run_key not in keys
+    request = automated.expect_run()
+    assert request.run_key not in keys
 
 
 def test_canceled_run_is_a_persons_no_to_this_text_alone(automated: Automated) -> None:
@@ -133,7 +130,7 @@ def test_canceled_run_is_a_persons_no_to_this_text_alone(automated: Automated) -
     automated.launch(automated.tick(), DagsterRunStatus.CANCELED)
     assert "was canceled" in str(automated.tick())
     automated.add("other.txt")
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
 
 
 def test_run_launched_by_hand_is_waited_for_while_its_process_lives(automated: Automated) -> None:
@@ -143,7 +140,7 @@ def test_run_launched_by_hand_is_waited_for_while_its_process_lives(automated: A
     automated.end(alive, succeeded=False)
     gone = json.loads(describe_holder()) | {"started": "1"}
     automated.run_by_hand(process=json.dumps(gone))
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
 
 
 @pytest.mark.parametrize(
@@ -173,14 +170,13 @@ def test_gates_no_is_followed_by_longer_training_once(automated: Automated) -> N
     against = automated.registry.state().incumbent_of("second").weights
     again = verdict("second", against, promoted=False, evaluation="larger")
     automated.registry.enter(second, again)
-    longer = automated.tick()
-    assert isinstance(longer, RunRequest)
+    longer = automated.expect_run()
     assert longer.run_config["ops"]["checkpoint"]["config"]["longer"] == 2
     automated.end(automated.launch(longer), succeeded=True)
     automated.teach("third", Outcome.TIE)
     assert "The gate rejected 2" in str(automated.tick())
     automated.add("more.txt")
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_BETTER, Outcome.TIE])
@@ -194,7 +190,7 @@ def test_what_would_be_trained_once_more_just_the_same_is_not_launched(
     said = str(automated.tick())
     assert "The gate rejected 1" in said and "the same model" in said and "more text" in said
     automated.add("more.txt")
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
 
 
 def test_persons_word_ends_the_asking(automated: Automated) -> None:
@@ -213,8 +209,7 @@ def test_text_that_moves_back_is_asked_for_once_against_the_newer_champion(
     automated.add()
     automated.teach("second")
     (automated.text / "new.txt").unlink()
-    request = automated.tick()
-    assert isinstance(request, RunRequest)
+    request = automated.expect_run()
     automated.end(automated.launch(request), succeeded=True)
     automated.teach("third", Outcome.TOO_FEW_DOCUMENTS)
     assert "The gate rejected" in str(automated.tick())
@@ -233,7 +228,7 @@ def test_blackout_and_budget_stop_launches_and_say_so(automated: Automated) -> N
     automated.automate(monthly_cost=1000, cost_per_hour=2)
     assert "the limit is 1e-09 hours" in str(automated.tick())
     automated.automate(monthly_hours=1)
-    assert isinstance(automated.tick(), RunRequest)
+    automated.expect_run()
 
 
 def test_time_in_which_the_machine_was_off_is_not_of_the_budget(automated: Automated) -> None:
@@ -247,8 +242,7 @@ def test_time_in_which_the_machine_was_off_is_not_of_the_budget(automated: Autom
     cursor = automated.cursor
     automated.tick("run_processes")
     automated.cursor = cursor
-    again = automated.tick()
-    assert isinstance(again, RunRequest)
+    again = automated.expect_run()
     died = automated.instance.get_run_by_id(run)
     assert died is not None
     # As Dagster does where it launches one again.
@@ -263,8 +257,7 @@ def test_endpoint_that_serves_another_version_than_the_wanted_one_is_asked_again
 ) -> None:
     assert "is wanted and serving" in str(automated.tick("endpoint_follows"))
     automated.registry.roll_back("Ada", "it rambles")
-    request = automated.tick("endpoint_follows")
-    assert isinstance(request, RunRequest)
+    request = automated.expect_run("endpoint_follows")
     automated.end(automated.launch(request), succeeded=False)
     assert "the next try is at" in str(automated.tick("endpoint_follows"))
 
@@ -292,7 +285,7 @@ def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
 def test_an_endpoint_of_which_nothing_is_left_is_served_again(automated: Automated) -> None:
     """As on another machine, whose store is in a bucket: what it is doing is kept on each."""
     shutil.rmtree(automated.endpoint.folder)
-    assert isinstance(automated.tick("endpoint_follows"), RunRequest)
+    automated.expect_run("endpoint_follows")
 
 
 def test_an_endpoint_that_cannot_start_is_tried_as_often_as_any_run(automated: Automated) -> None:
