@@ -77,7 +77,7 @@ def endpoint(
         "model_fingerprint": champion.model_fingerprint,
         "newest_candidate": verdict,
         "made_now": served.changed,
-        "outcome": served.reason,
+        "outcome": "serving now" if served.changed else "already serving",
         "engine": served.engine,
         "compared": served.compared,
     }

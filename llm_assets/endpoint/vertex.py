@@ -19,7 +19,7 @@ from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
 from llm_assets.cloud.jobs import PREDICT_ROUTE, dedicated_resources, engine_memory
-from llm_assets.cloud.settings import GoogleCloudSettings, load_cloud_settings
+from llm_assets.cloud.settings import load_cloud_settings
 from llm_assets.cloud.vertex import Vertex, VertexRefused, open_session
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveAddress, ServingPlatform
@@ -47,7 +47,7 @@ class VertexEndpoint:
     """An endpoint with a deterministic name, made when it is first needed."""
 
     def __init__(self, vertex: Vertex, pipeline: str) -> None:
-        self._vertex = vertex
+        self.vertex = vertex
         self._id = pipeline.replace("_", "-")
         self.name = f"{vertex.parent}/endpoints/{self._id}"
 
@@ -56,8 +56,8 @@ class VertexEndpoint:
         from google.api_core.exceptions import NotFound
 
         try:
-            return self._vertex.call(
-                "a look at the endpoint", self._vertex.endpoints.get_endpoint, name=self.name
+            return self.vertex.call(
+                "a look at the endpoint", self.vertex.endpoints.get_endpoint, name=self.name
             )
         except NotFound:
             return None
@@ -80,7 +80,7 @@ class VertexEndpoint:
         if not self._host:
             return None
         address = f"{'' if '://' in self._host else 'https://'}{self._host}/v1/{self.name}"
-        if not self._vertex.settings.endpoint.openai_routes:
+        if not self.vertex.settings.endpoint.openai_routes:
             return f"{address}:predict"
         return (
             f"{address}/deployedModels/{deployed_id}/invoke" if deployed_id else f"{address}/invoke"
@@ -89,7 +89,7 @@ class VertexEndpoint:
     @cached_property
     def _host(self) -> str:
         """Empty for a private endpoint whose address nobody told."""
-        address = self._vertex.settings.endpoint.private_address
+        address = self.vertex.settings.endpoint.private_address
         return address or str(self.read().dedicated_endpoint_dns)
 
     def create(self) -> None:
@@ -99,7 +99,7 @@ class VertexEndpoint:
 
         if self.find() is not None:
             return
-        settings = self._vertex.settings.endpoint
+        settings = self.vertex.settings.endpoint
         endpoint = aiplatform_v1.Endpoint(
             display_name=self._id,
             client_connection_config={
@@ -114,13 +114,13 @@ class VertexEndpoint:
         else:
             endpoint.dedicated_endpoint_enabled = True
         request = aiplatform_v1.CreateEndpointRequest(
-            parent=self._vertex.parent, endpoint=endpoint, endpoint_id=self._id
+            parent=self.vertex.parent, endpoint=endpoint, endpoint_id=self._id
         )
         # Another run created it, or this one whose reply was lost; every user waits in `settle`.
         with contextlib.suppress(AlreadyExists):
-            self._vertex.change(
+            self.vertex.change(
                 "the endpoint's creation",
-                self._vertex.endpoints.create_endpoint,
+                self.vertex.endpoints.create_endpoint,
                 CHANGE_SECONDS,
                 request=request,
             )
@@ -129,26 +129,25 @@ class VertexEndpoint:
         """Wait until no change of the endpoint is under way, such as one of a killed run."""
         from google.longrunning.operations_pb2 import ListOperationsRequest
 
-        doing, backoff = "a look at running changes", Backoff(0.2, 10.0)
-        deadline = time.monotonic() + seconds
-        page = ""
+        backoff, deadline, page = Backoff(0.2, 10.0), time.monotonic() + seconds, ""
         while True:
-            request = ListOperationsRequest(name=self.name, page_token=page)
-            answer = self._vertex.call(
-                doing, self._vertex.endpoints.list_operations, request=request
+            answer = self.vertex.call(
+                "a look at running changes",
+                self.vertex.endpoints.list_operations,
+                request=ListOperationsRequest(name=self.name, page_token=page),
             )
-            running = [operation.name for operation in answer.operations if not operation.done]
-            page = "" if running else answer.next_page_token
-            if not running and not page:
+            page = answer.next_page_token
+            if running := [operation.name for operation in answer.operations if not operation.done]:
+                if time.monotonic() > deadline:
+                    raise VertexRefused(
+                        f"The endpoint {self.name} was still being changed after {seconds:.0f} s "
+                        f"by {running[0]}. Look at {self.vertex.console_url}"
+                    )
+                time.sleep(backoff.take())
+                # From the first page on: what was over there may not have been all.
+                page = ""
+            elif not page:
                 return
-            if page:
-                continue
-            if time.monotonic() > deadline:
-                raise VertexRefused(
-                    f"The endpoint {self.name} was still being changed after {seconds:.0f} s by "
-                    f"{running[0]}. Look at {self._vertex.console_url}"
-                )
-            time.sleep(backoff.take())
 
     def deploy(self, deployed: dict[str, Any], seconds: float) -> None:
         """Start a version's machines, without any traffic, and wait until it is healthy."""
@@ -158,7 +157,7 @@ class VertexEndpoint:
         try:
             self._change(
                 doing,
-                self._vertex.endpoints.deploy_model,
+                self.vertex.endpoints.deploy_model,
                 seconds,
                 endpoint=self.name,
                 deployed_model=deployed,
@@ -166,7 +165,7 @@ class VertexEndpoint:
         except AlreadyExists:
             self.settle(seconds)
         except NotFound as error:
-            raise self._vertex.refusal(doing, error) from error
+            raise self.vertex.refusal(doing, error) from error
 
     def split(self, shares: dict[str, int]) -> None:
         """Set the percentage of the requests that each deployed model gets, by its id.
@@ -178,9 +177,9 @@ class VertexEndpoint:
         from google.protobuf.field_mask_pb2 import FieldMask
 
         endpoint = aiplatform_v1.Endpoint(name=self.name, traffic_split=shares)
-        self._vertex.call(
+        self.vertex.call(
             "another traffic split",
-            self._vertex.endpoints.update_endpoint,
+            self.vertex.endpoints.update_endpoint,
             endpoint=endpoint,
             update_mask=FieldMask(paths=["traffic_split"]),
         )
@@ -192,7 +191,7 @@ class VertexEndpoint:
         with contextlib.suppress(NotFound):
             self._change(
                 "a version's removal",
-                self._vertex.endpoints.undeploy_model,
+                self.vertex.endpoints.undeploy_model,
                 CHANGE_SECONDS,
                 endpoint=self.name,
                 deployed_model_id=deployed_id,
@@ -211,7 +210,7 @@ class VertexEndpoint:
         with contextlib.suppress(NotFound):
             self._change(
                 "the endpoint's removal",
-                self._vertex.endpoints.delete_endpoint,
+                self.vertex.endpoints.delete_endpoint,
                 CHANGE_SECONDS,
                 name=self.name,
             )
@@ -226,25 +225,16 @@ class VertexEndpoint:
         from google.api_core.exceptions import FailedPrecondition
 
         try:
-            self._vertex.change(doing, function, seconds, **arguments)
+            self.vertex.change(doing, function, seconds, **arguments)
         except VertexRefused as error:
             if not isinstance(error.__cause__, FailedPrecondition):
                 raise
             self.settle(seconds)
-            self._vertex.change(doing, function, seconds, **arguments)
+            self.vertex.change(doing, function, seconds, **arguments)
 
 
 PRIVATE = "its private address"
 AUTHORIZATION = '"Authorization: Bearer $(gcloud auth print-access-token)"'
-BY_ROUTE = "-openai"
-"""Suffix of deployed models that answer by the container's routes, not by `:predict`."""
-PROBES = 3
-SAMPLE_TOKENS = 8
-MACHINE_SECONDS = 900.0
-"""Upper limit of the time until machines exist and have pulled the image."""
-LONGEST_REPORT = 300
-LONGEST_ID = 10**10
-"""Ids of deployed models have at most ten digits on Vertex AI."""
 
 
 class VertexServingPlatform(ServingPlatform):
@@ -253,6 +243,12 @@ class VertexServingPlatform(ServingPlatform):
     cloud_config_path: str
     """The cloud project's file."""
 
+    def _endpoint(
+        self, settings: PipelineSettings, report: Report = lambda _: None
+    ) -> VertexEndpoint:
+        cloud = load_cloud_settings(Path(self.cloud_config_path))
+        return VertexEndpoint(Vertex(cloud, report), settings.name)
+
     def serve(
         self,
         settings: PipelineSettings,
@@ -260,11 +256,10 @@ class VertexServingPlatform(ServingPlatform):
         report: Report,
         still_wanted: Callable[[], bool] = lambda: True,
     ) -> LiveAddress:
-        vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)), report)
-        store = Store(settings.store)
-        model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
-        endpoint = VertexEndpoint(vertex, settings.name)
-        traffic = VertexTraffic(endpoint, vertex.settings, model, version, report)
+        endpoint, store = self._endpoint(settings, report), Store(settings.store)
+        cloud = endpoint.vertex.settings.endpoint
+        registry = VertexModelRegistry(store, settings.name, endpoint.vertex)
+        traffic = VertexTraffic(endpoint, registry.resource_name(version.version), version)
         with store.lease(
             f"endpoint-{settings.name}", lambda holder: report(f"waiting for {holder}")
         ):
@@ -274,14 +269,12 @@ class VertexServingPlatform(ServingPlatform):
             changed = not traffic.is_alone()
             if changed:
                 # A model that does not fit on the accelerators is refused before they are paid for.
-                if (memory := engine_memory(vertex.settings.endpoint)) is not None:
+                if (memory := engine_memory(cloud)) is not None:
                     tokens = longest_context(version.model_url, memory)
                     report(f"the accelerators hold texts of up to {tokens:,} tokens")
-                seconds = vertex.settings.endpoint.request_seconds
+                rollout, seconds = settings.endpoint.rollout, cloud.request_seconds
                 try:
-                    _run(
-                        roll_out(traffic, settings.endpoint.rollout, seconds, report, still_wanted)
-                    )
+                    _run(roll_out(traffic, rollout, seconds, report, still_wanted))
                 except (KeyboardInterrupt, DagsterExecutionInterruptedError):
                     # Otherwise the machines of both versions keep running, and are paid for.
                     report(f"canceled: version {version.version} is taken out of the endpoint")
@@ -292,24 +285,19 @@ class VertexServingPlatform(ServingPlatform):
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
                     ) from error
         url = endpoint.url() or PRIVATE
-        by_route = vertex.settings.endpoint.openai_routes
         return LiveAddress(
             url=url,
-            predict_url=f"{url}{PREDICT_ROUTE}" if by_route else url,
+            predict_url=f"{url}{PREDICT_ROUTE}" if cloud.openai_routes else url,
             authorization=AUTHORIZATION,
             changed=changed,
-            reason="serving now" if changed else "already serving",
         )
 
     def serves(self, settings: PipelineSettings) -> bool:
-        vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)))
-        endpoint = VertexEndpoint(vertex, settings.name).find()
-        return endpoint is not None and any(endpoint.traffic_split.values())
+        endpoint = self._endpoint(settings).find()
+        return endpoint is not None and bool(_serving(endpoint))
 
     def stop(self, settings: PipelineSettings) -> bool:
-        vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)))
-        endpoint = VertexEndpoint(vertex, settings.name)
-        store = Store(settings.store)
+        endpoint, store = self._endpoint(settings), Store(settings.store)
         with store.lease(f"endpoint-{settings.name}"):
             # First of all, so that automation does not deploy again while the endpoint is deleted.
             store.write_bytes(layout.stopped(settings.name), b"")
@@ -328,13 +316,28 @@ def _run(rollout: Coroutine[Any, Any, None]) -> None:
         loop.close()
 
 
+def _serving(endpoint: Any) -> list[Any]:
+    """The deployed models that get requests, in an order that stays."""
+    models = sorted(endpoint.deployed_models, key=lambda deployed: deployed.id)
+    return [deployed for deployed in models if endpoint.traffic_split.get(deployed.id)]
+
+
 def _who_serves(endpoint: VertexEndpoint) -> str:
     current = endpoint.find()
-    serving = (
-        [d for d in current.deployed_models if current.traffic_split.get(d.id)] if current else []
-    )
-    names = " and ".join(d.display_name.replace("-", " ") for d in serving)
+    serving = _serving(current) if current else []
+    names = " and ".join(deployed.display_name.replace("-", " ") for deployed in serving)
     return f"Still serving: {names}." if names else "No version serves."
+
+
+BY_ROUTE = "-openai"
+"""Suffix of deployed models that answer by the container's routes, not by `:predict`."""
+PROBES = 3
+SAMPLE_TOKENS = 8
+MACHINE_SECONDS = 900.0
+"""Upper limit of the time until machines exist and have pulled the image."""
+LONGEST_REPORT = 300
+LONGEST_ID = 10**10
+"""Ids of deployed models have at most ten digits on Vertex AI."""
 
 
 class VertexTraffic:
@@ -342,51 +345,39 @@ class VertexTraffic:
 
     With `:predict`, a version without traffic cannot be asked, so the serving image itself probes:
     its container is healthy only after the model has generated text, and an unhealthy one is never
-    deployed. Vertex AI reports nothing about single versions, so each observation sends a request.
-    Either version may answer; an answer says which one it was, a failure does not. So once requests
-    fail, the answers are counted: if both versions fail alike, the new one gives its share of them.
-    With `endpoint.openai_routes` each version has an address: the new one is asked before it has
-    traffic, and a failure counts against a version only if the other one answers. A version with
-    the other kind of address than its predecessor takes all traffic at once: no client can use
-    both.
+    deployed. With `endpoint.openai_routes` each version has an address, at which the new one is
+    asked before it has traffic. A version with the other kind of address than its predecessor takes
+    all traffic at once: no client can use both.
+
+    Vertex AI reports nothing about single versions, so each observation sends a request.
 
     The methods block: nothing else runs in a rollout's loop, and a canceled run ends at once, while
     Google completes the call; the next run waits for that.
     """
 
-    def __init__(
-        self,
-        endpoint: VertexEndpoint,
-        settings: GoogleCloudSettings,
-        model: str,
-        version: ModelVersion,
-        report: Report,
-    ) -> None:
+    def __init__(self, endpoint: VertexEndpoint, model: str, version: ModelVersion) -> None:
         """Nothing is changed yet.
 
         Args:
             model: the upload's resource name, with its version id.
         """
-        self._endpoint = endpoint
-        self._settings = settings
-        self._report = report
         self.version = str(version.version)
-        self._way = BY_ROUTE if settings.endpoint.openai_routes else ""
+        self._endpoint = endpoint
+        cloud = endpoint.vertex.settings
+        self._settings, self._by_route = cloud.endpoint, cloud.endpoint.openai_routes
         self._deployed = {
             "model": model,
-            "display_name": f"version-{version.version}{self._way}",
-            "dedicated_resources": dedicated_resources(settings.endpoint),
-            "service_account": settings.account_that_serves,
-            "enable_access_logging": settings.endpoint.access_logging,
+            "display_name": f"version-{version.version}{BY_ROUTE if self._by_route else ''}",
+            "dedicated_resources": dedicated_resources(cloud.endpoint),
+            "service_account": cloud.account_that_serves,
+            "enable_access_logging": cloud.endpoint.access_logging,
         }
         # The id is a hash of the whole deployment: Vertex AI changes none in place.
         self._id = str(int(hash_json(self._deployed), 16) % LONGEST_ID)
         self._deployed["id"] = self._id
-        self._new, self._old = TrafficSample(), TrafficSample()
         self._share = 0.0
         self._others: list[str] = []
-        # Only distributes requests, so it need not be cryptographic.
-        self._random = random.Random()  # noqa: S311
+        """Ids of the versions that share the traffic with the new one."""
         self._missing = Bets()
         """Evidence that the new version gives fewer answers than its share."""
         self._answers: Counter[bool] = Counter()
@@ -404,72 +395,51 @@ class VertexTraffic:
 
     async def start(self) -> bool:
         # Longer than the container's own limit, so that Vertex AI reports its reason first.
-        seconds = self._settings.endpoint.start_minutes * 60 + MACHINE_SECONDS
+        seconds = self._settings.start_minutes * 60 + MACHINE_SECONDS
         self._endpoint.create()
         # A change that a killed run began may still be under way.
         self._endpoint.settle(seconds)
         endpoint = self._endpoint.read()
-        others = [deployed.id for deployed in endpoint.deployed_models if deployed.id != self._id]
-        for deployed_id in others:
-            if not endpoint.traffic_split.get(deployed_id):
+        ids = [deployed.id for deployed in endpoint.deployed_models]
+        for deployed_id in ids:
+            if deployed_id != self._id and not endpoint.traffic_split.get(deployed_id):
                 self._endpoint.undeploy(deployed_id)
-        if len(others) == len(endpoint.deployed_models):
+        if self._id not in ids:
             self._endpoint.deploy(self._deployed, seconds)
-        if self._way and all(self._seconds_of(self._id) is None for _ in range(PROBES)):
+        if self._by_route and all(self._seconds_of(self._id) is None for _ in range(PROBES)):
             raise CanaryFailed(f"it answered none of {PROBES} requests to its own address")
-        endpoint = self._endpoint.read()
-        self._others = self._serving_others(endpoint)
-        names = {deployed.id: deployed.display_name for deployed in endpoint.deployed_models}
-        return bool(self._others) and all(
-            names[other].endswith(BY_ROUTE) == bool(self._way) for other in self._others
-        )
+        others = self._serving_others(self._endpoint.read())
+        return {other.display_name.endswith(BY_ROUTE) for other in others} == {self._by_route}
 
     async def set_share(self, share: float) -> None:
         endpoint = self._endpoint.read()
-        old = self._others = self._serving_others(endpoint)
-        percent = 100 if not old else round(100 * share)
-        if 0 < share < 1:
-            percent = min(max(percent, 1), 100 - len(old)) if old else 100
+        self._others = [deployed.id for deployed in self._serving_others(endpoint)]
+        percent = round(100 * share) if self._others else 100
+        if self._others and 0 < share < 1:
+            # Shares are whole per cent, and none of these versions is to be without requests.
+            percent = min(max(percent, 1), 100 - len(self._others))
         self._share = percent / 100
-        shares = {self._id: percent} if percent else {}
-        for number, deployed_id in enumerate(old if percent < 100 else []):
-            base, remainder = divmod(100 - percent, len(old))
-            shares[deployed_id] = base + (number < remainder)
+        base, remainder = divmod(100 - percent, max(1, len(self._others)))
+        shares = {other: base + (n < remainder) for n, other in enumerate(self._others)}
+        shares[self._id] = percent
+        shares = {deployed_id: percent for deployed_id, percent in shares.items() if percent}
         if shares != dict(endpoint.traffic_split):
             self._endpoint.split(shares)
 
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         # One request always counts as waiting, so no step ends before both versions were seen.
-        self._new, self._old = TrafficSample(waiting=1), TrafficSample(waiting=1)
-        if self._way:
-            self._ask_by_address()
+        new, old = TrafficSample(waiting=1), TrafficSample(waiting=1)
+        if self._by_route:
+            self._ask_by_address(new, old)
         else:
-            self._ask()
-        if self._failures and self._missing.logarithm >= LIMIT:
-            raise CanaryFailed(
-                f"{self._failures} requests failed, and of {self._answers.total()} others it "
-                f"answered {self._answers[True]}"
-            )
-        return self._new, self._old
+            self._ask(new, old)
+        return new, old
 
-    def _ask(self) -> None:
-        started = time.monotonic()
-        answer = self._post(self._url)
-        if answer is None:
-            self._failures += 1
-            return
-        is_new = answer["deployedModelId"] == self._id
-        if 0 < self._share < 1:
-            self._answers[is_new] += 1
-            self._missing.add(float(not is_new), 1 - self._share)
-        sample = self._new if is_new else self._old
-        sample.answered += 1
-        sample.seconds.append(time.monotonic() - started)
-
-    def _ask_by_address(self) -> None:
-        """Ask each version in proportion to its traffic; if it fails, the other one too."""
-        sides = [(self._id, self._new), (self._others[0], self._old)]
-        if self._random.random() >= self._share:
+    def _ask_by_address(self, new: TrafficSample, old: TrafficSample) -> None:
+        """Ask each version in proportion to its traffic; if it fails, the other one too, since a
+        failure counts against a version only if the other one answers."""
+        sides = [(self._id, new), (self._others[0], old)]
+        if random.random() >= self._share:  # noqa: S311
             sides.reverse()
         (asked_id, sample), (other_id, _) = sides
         if (seconds := self._seconds_of(asked_id)) is not None:
@@ -477,6 +447,33 @@ class VertexTraffic:
             sample.seconds.append(seconds)
         elif self._seconds_of(other_id) is not None:
             sample.failed += 1
+
+    def _ask(self, new: TrafficSample, old: TrafficSample) -> None:
+        """Send a request that either version may answer.
+
+        An answer says which one it was, a failure does not. So once requests fail, the answers are
+        counted: if both versions fail alike, the new one gives its share of them.
+
+        Raises:
+            CanaryFailed: it gives fewer.
+        """
+        started = time.monotonic()
+        answer = self._post(self._url)
+        if answer is None:
+            self._failures += 1
+        else:
+            is_new = answer["deployedModelId"] == self._id
+            sample = new if is_new else old
+            sample.answered += 1
+            sample.seconds.append(time.monotonic() - started)
+            if 0 < self._share < 1:
+                self._answers[is_new] += 1
+                self._missing.add(float(not is_new), 1 - self._share)
+        if self._failures and self._missing.logarithm >= LIMIT:
+            raise CanaryFailed(
+                f"{self._failures} requests failed, and of {self._answers.total()} others it "
+                f"answered {self._answers[True]}"
+            )
 
     def _seconds_of(self, deployed_id: str) -> float | None:
         """How long a version took to answer at its own address; None where it did not."""
@@ -489,25 +486,21 @@ class VertexTraffic:
         from google.auth.exceptions import GoogleAuthError
         from requests import RequestException
 
-        instance = {"prompt": PROBE, "max_tokens": SAMPLE_TOKENS}
+        body = {"instances": [{"prompt": PROBE, "max_tokens": SAMPLE_TOKENS}]}
         try:
-            reply = self._session.post(
-                url,
-                json={"instances": [instance]},
-                timeout=self._settings.endpoint.request_seconds,
-            )
+            reply = self._session.post(url, json=body, timeout=self._settings.request_seconds)
             if not reply.ok:
                 raise RequestException(f"{reply.status_code} {reply.text[:LONGEST_REPORT]}")
             answer: dict[str, Any] = reply.json()
         except (RequestException, GoogleAuthError) as error:
-            self._report(f"a request failed: {first_line(error)}")
+            self._endpoint.vertex.report(f"a request failed: {first_line(error)}")
             return None
         return answer
 
     async def promote(self) -> None:
         others = [d.id for d in self._endpoint.read().deployed_models if d.id != self._id]
         if others:
-            time.sleep(self._settings.endpoint.drain_seconds)
+            time.sleep(self._settings.drain_seconds)
         for deployed_id in others:
             self._endpoint.undeploy(deployed_id)
 
@@ -517,15 +510,14 @@ class VertexTraffic:
             return
         if self._serving_others(endpoint):
             await self.set_share(0.0)
-            time.sleep(self._settings.endpoint.drain_seconds)
+            time.sleep(self._settings.drain_seconds)
         elif endpoint.traffic_split.get(self._id):
             # An earlier run gave it all the traffic: without it nothing would answer.
             return
         self._endpoint.undeploy(self._id)
 
-    def _serving_others(self, endpoint: Any) -> list[str]:
-        split = endpoint.traffic_split
-        return sorted(key for key, share in split.items() if share and key != self._id)
+    def _serving_others(self, endpoint: Any) -> list[Any]:
+        return [deployed for deployed in _serving(endpoint) if deployed.id != self._id]
 
     @cached_property
     def _session(self) -> Any:
