@@ -22,7 +22,7 @@ from llm_assets.assets.model import checkpoint_view
 from llm_assets.assets.page import render_page
 from llm_assets.assets.stage import OBJECTS, BuildPlan, draw, link, readable, stage, table
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import ServingPlatform
+from llm_assets.endpoint.base import measure_as_served, quantized
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.judge import judge, with_answers
 from llm_assets.gate.verdict import CODE_VERSION as GATE_CODE_VERSION
@@ -327,7 +327,6 @@ def eval_metrics(
     pipeline: PipelineResource,
     training: TrainingRunner,
     registry: RegistryResource,
-    serving: ServingPlatform,
     identity: Identity,
     checkpoint: Artifact,
     base_model: Artifact,
@@ -341,7 +340,7 @@ def eval_metrics(
     """
     settings = pipeline.settings.measured
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
-    weights = serving.quantized(pipeline.settings)
+    weights = quantized(pipeline.settings)
     gate, models = pipeline.settings.model_version.gate, registry.open(pipeline)
     begin = partial(open_challenge, pipeline, models, checkpoint, base_model, weights)
 
@@ -386,7 +385,7 @@ def eval_metrics(
             update |= {"exam": exam.url, "libraries": libraries}
         spec = spec.model_copy(update=update)
         draft.stats |= training.evaluate(context, spec)
-        draft.stats |= serving.measure(pipeline.settings, spec, context.log.info)
+        draft.stats |= measure_as_served(pipeline.settings, spec, context.log.info)
 
     return BuildPlan(asking(challenge), build)
 

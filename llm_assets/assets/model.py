@@ -17,7 +17,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets import figures
 from llm_assets.assets.stage import BuildPlan, check_files, from_here, link, materialization, stage
-from llm_assets.endpoint.base import ServingPlatform
+from llm_assets.endpoint.base import check_engine
 from llm_assets.forgetting.replay import train_once_more
 from llm_assets.pipeline import JUDGED_TAG, Comparison, PipelineResource
 from llm_assets.preflight.held_out import held_out_obstacle
@@ -186,7 +186,6 @@ def checkpoint(
     pipeline: PipelineResource,
     training: TrainingRunner,
     registry: RegistryResource,
-    serving: ServingPlatform,
     identity: Identity,
     settings: RecipeSettings,
     tokenized_shards: Artifact,
@@ -247,7 +246,7 @@ def checkpoint(
             _need_held_out(pipeline, shards)
         # What is being made is another checkpoint than the one that it starts from.
         verify_model(pipeline.record, start.path, made_again=["base_model"])
-        serving.check(pipeline.settings, Path(start.path), context.log.info)
+        check_engine(pipeline.settings, Path(start.path), context.log.info)
         if estimate := training_estimate(training, settings, shards, base_model):
             context.log.info(f"Expected for {estimate}")
         train_into(store, draft, spec(run, draft.url, settings), train)

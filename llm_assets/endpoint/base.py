@@ -39,7 +39,7 @@ from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, Refused
 from serving.errors import RETRY_SECONDS
 from serving.rollout import PROBE
-from serving.settings import QUANTIZED, EndpointSettings, Weights
+from serving.settings import QUANTIZED, Weights
 from serving.state import Desired, Status
 from serving.traffic import bits_of
 
@@ -262,27 +262,48 @@ def _scoring(tokens: list[int]) -> dict[str, Any]:
 FINGERPRINT_KEY = "evaluation_fingerprint"
 
 
+def quantized(settings: PipelineSettings) -> Weights | None:
+    """The format that weights are quantized to where they serve; None where they serve as trained,
+    as on Google Cloud."""
+    weights = settings.endpoint.weights
+    return weights if settings.platform == "local" and weights in QUANTIZED else None
+
+
+def check_engine(settings: PipelineSettings, model: Path, report: Report) -> None:
+    """Raise UserError where no engine quantizes models like this one, before one is trained.
+
+    The model is the one that training starts from: what will be served has the same architecture.
+    """
+    if (weights := quantized(settings)) is None:
+        return
+    report(f"trying whether an engine runs this model in {weights}")
+    begun = ModelSource(path=str(model), fingerprint="base")
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_measure(begun, "base model", [], settings, Path(folder)))
+
+
 def measure_as_served(
-    spec: EvaluationSpec, settings: EndpointSettings, conversions: Path, report: Report
+    settings: PipelineSettings, spec: EvaluationSpec, report: Report
 ) -> dict[str, Any]:
-    """Add the task `held_out_served` to an evaluation: its held-out documents, scored by engines.
+    """Add the task `held_out_served` to an evaluation, where weights are quantized: its held-out
+    documents, scored by engines.
 
     Args:
         spec: of an evaluation that is written, of a candidate and an incumbent.
-        settings: by which an engine is started.
-        conversions: where converted models are cached, for the endpoint to find them.
 
     Returns:
-        The result with the format as `served_weights` and another fingerprint; as it was where not
-        every model was measured, or not in bits.
+        What is new of its result: the format as `served_weights`, and another fingerprint. Nothing
+        where not every model was measured, or not in bits.
 
     Raises:
         UserError: no engine runs a model in this format, or one ended early.
     """
+    if (weights := quantized(settings)) is None:
+        return {}
     folder = Path(spec.output)
     result: dict[str, Any] = json.loads((folder / RESULT_NAME).read_text())
     if result["faults"] or not result["metric"]["is_bits"]:
-        return result
+        return {}
     scores = pq.read_table(folder / SCORES_NAME)
     rows = held_out_scores(scores)
     documents = read_judged(rows, Path(spec.shards), spec.shard_stats)
@@ -290,42 +311,31 @@ def measure_as_served(
     for role, source in (("candidate", spec.candidate), ("incumbent", spec.incumbent)):
         assert source is not None, "the registry always has one"
         if source.fingerprint not in bits_by_weights:
-            report(f"{role}: measuring {len(documents)} documents in {settings.weights}")
-            bits = _measure(source, role, documents, settings, conversions, folder)
+            report(f"{role}: measuring {len(documents)} documents in {weights}")
+            bits = _measure(source, role, documents, settings, folder)
             bits_by_weights[source.fingerprint] = asyncio.run(bits)
         place = rows.column_names.index(f"score_{role}")
         rows = rows.set_column(
             place, f"score_{role}", pa.array(bits_by_weights[source.fingerprint])
         )
     # A fingerprint of its own, since the scores are now those of an evaluation in this format.
-    fingerprint = hash_json({"before": result[FINGERPRINT_KEY], "in": settings.weights})
+    fingerprint = hash_json({"before": result[FINGERPRINT_KEY], "in": weights})
     # The base model does not serve, so it has no such scores.
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
     columns |= {"task": [SERVED_TASK] * len(rows), "score_base": [None] * len(rows)}
     together = pa.concat_tables([scores, pa.table(columns, schema=rows.schema)])
     together = together.replace_schema_metadata({FINGERPRINT_KEY: fingerprint})
     pq.write_table(together, folder / SCORES_NAME)
-    result |= {"served_weights": settings.weights, FINGERPRINT_KEY: fingerprint}
-    (folder / RESULT_NAME).write_text(json.dumps(result, indent=1))
-    return result
-
-
-def check_engine(model: Path, settings: EndpointSettings, conversions: Path) -> None:
-    """Start an engine on a model and end it; raises UserError where none runs it by the settings.
-
-    The model is the one that training starts from: what will be served has the same architecture.
-    """
-    begun = ModelSource(path=str(model), fingerprint="base")
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_measure(begun, "base model", [], settings, conversions, Path(folder)))
+    served = {"served_weights": weights, FINGERPRINT_KEY: fingerprint}
+    (folder / RESULT_NAME).write_text(json.dumps(result | served, indent=1))
+    return served
 
 
 async def _measure(
     source: ModelSource,
     role: str,
     documents: Sequence[JudgedDocument],
-    settings: EndpointSettings,
-    conversions: Path,
+    settings: PipelineSettings,
     folder: Path,
 ) -> list[float]:
     """Bits of each document as an engine finds them; raises UserError."""
@@ -333,16 +343,18 @@ async def _measure(
         model_folder=Path(source.path),
         version=role,
         fingerprint=source.fingerprint,
-        settings=settings,
-        conversions=conversions,
+        settings=settings.endpoint,
+        # Where the endpoint will look for them, too.
+        conversions=conversions_folder(Store(settings.store)),
     )
-    engine = EngineProcess(desired, folder / f"engine-{role}.log", lambda: None)
+    engine = EngineProcess(desired, folder / f"engine-{role}.log")
     try:
         await engine.start()
         return [await bits_of(engine, document) for document in documents]
     except (EngineLost, Refused) as error:
         raise UserError(
-            f"The {role} could not be measured as it would serve, in {settings.weights}: {error}."
+            f"The {role} could not be measured as it would serve, in {settings.endpoint.weights}: "
+            f"{error}."
         ) from error
     finally:
         await engine.stop()
@@ -367,8 +379,6 @@ class LiveAddress(BaseModel):
     """The header that a request needs, as a shell line has it; empty where none is needed."""
     changed: bool
     """Whether this call changed what is served."""
-    reason: str
-    """In words: already serving, or serving now."""
     engine: str = ""
     """Which one computes, and why that one, as far as is known."""
     compared: str = ""
@@ -398,23 +408,6 @@ class ServingPlatform(ConfigurableResource, ABC):
             NoLongerWanted: it is no longer wanted; the endpoint is free for the version that is.
             RolloutFailed: the version that served before still does.
         """
-
-    def quantized(self, settings: PipelineSettings) -> Weights | None:
-        """The format that weights are quantized to here; None where they serve as trained."""
-        return None
-
-    def check(self, settings: PipelineSettings, model: Path, report: Report) -> None:
-        """Raise UserError where models like this one could not be served, before one is trained."""
-
-    def measure(
-        self, settings: PipelineSettings, spec: EvaluationSpec, report: Report
-    ) -> dict[str, Any]:
-        """Add to what was evaluated how it scores as it would serve, where weights are quantized.
-
-        Returns:
-            What is new of the evaluation's result.
-        """
-        return {}
 
     def latency(self, settings: PipelineSettings, report: Report) -> float | None:
         """Seconds that a client waits for a short answer; None where that is not measured."""
@@ -447,28 +440,9 @@ class LocalServingPlatform(ServingPlatform):
             url=url,
             predict_url=f"{url}/predict",
             changed=endpoint.changed,
-            reason="serving now" if endpoint.changed else "already serving",
             engine=endpoint.route.engine,
             compared=str(comparison or (UNCHECKED if desired.judged else NOT_COMPARED)),
         )
-
-    def quantized(self, settings: PipelineSettings) -> Weights | None:
-        weights = settings.endpoint.weights
-        return weights if weights in QUANTIZED else None
-
-    def check(self, settings: PipelineSettings, model: Path, report: Report) -> None:
-        if (weights := self.quantized(settings)) is None:
-            return
-        report(f"trying whether an engine runs this model in {weights}")
-        check_engine(model, settings.endpoint, conversions_folder(Store(settings.store)))
-
-    def measure(
-        self, settings: PipelineSettings, spec: EvaluationSpec, report: Report
-    ) -> dict[str, Any]:
-        if self.quantized(settings) is None:
-            return {}
-        conversions = conversions_folder(Store(settings.store))
-        return measure_as_served(spec, settings.endpoint, conversions, report)
 
     def latency(self, settings: PipelineSettings, report: Report) -> float | None:
         status = process.status(endpoint_folder(settings))

@@ -47,7 +47,6 @@ from llm_assets.assets.stage import (
 )
 from llm_assets.assets.study import study
 from llm_assets.config import PipelineSettings, changed_settings
-from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.gate.judge import compare
 from llm_assets.gate.verdict import Comparison, GateSettings
 from llm_assets.pipeline import PipelineResource
@@ -390,7 +389,7 @@ def run_trial(
     and what the pipeline has made already is used.
 
     Args:
-        resources: `spark`, `training`, `registry` and `serving` of the graph.
+        resources: `spark`, `training` and `registry` of the graph.
 
     Raises:
         UserError: what hinders a stage.
@@ -441,9 +440,8 @@ def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
         spark: SparkRunner,
         training: TrainingRunner,
         registry: RegistryResource,
-        serving: ServingPlatform,
     ) -> MaterializeResult:
-        resources = {"spark": spark, "training": training, "registry": registry, "serving": serving}
+        resources = {"spark": spark, "training": training, "registry": registry}
         with user_faults(pipeline):
             name = context.partition_key
             names = run_trial(context, pipeline, read_trial(pipeline, name), resources)

@@ -9,14 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import UserError
-from llm_assets.config import load_settings
+from llm_assets.config import PipelineSettings, load_settings
 from llm_assets.endpoint.base import check_engine, measure_as_served
 from llm_assets.gate.judge import judge
 from llm_assets.gate.verdict import GateSettings, Outcome, Verdict
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import EvaluationSettings, GenerationSettings, ModelSource
 from recipes.evaluation.spec import EvaluationSpec
-from serving.settings import EndpointSettings
 from tests.conftest import Project
 from tests.llm_assets.conftest import SHARDS
 from tests.llm_assets.in_process import ask
@@ -57,6 +56,18 @@ def spec(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> E
     return spec
 
 
+def quantizing(folder: Path, weights: str) -> PipelineSettings:
+    """A pipeline that serves weights in a format of fewer bits."""
+    content = {
+        "name": "manual",
+        "store": str(folder / "store"),
+        "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
+        "base_model": {"folder": "m"},
+        "endpoint": {"weights": weights, "threads": 1},
+    }
+    return PipelineSettings.model_validate(content)
+
+
 def verdict(spec: EvaluationSpec, result: dict[str, Any]) -> Verdict:
     scores = pq.read_table(Path(spec.output) / "scores.parquet")
     return judge(
@@ -76,7 +87,7 @@ def test_family_whose_weights_no_engine_quantizes_is_refused_with_what_to_set(
     tiny_sequence_to_sequence_model(tmp_path / "t5", tiny_model_folder)
     message = r"(?s)`endpoint\.weights` is int8.*encoder-decoder.*Set bf16"
     with pytest.raises(UserError, match=message):
-        check_engine(tmp_path / "t5", EndpointSettings(weights="int8", threads=1), tmp_path)
+        check_engine(quantizing(tmp_path, "int8"), tmp_path / "t5", lambda _: None)
 
 
 @pytest.mark.soak
@@ -85,8 +96,7 @@ def test_quantization_that_costs_too_much_is_rejected_with_the_reason(
 ) -> None:
     evaluated = json.loads((Path(spec.output) / "result.json").read_text())
     assert verdict(spec, evaluated).promoted
-    settings = EndpointSettings(weights="int4", threads=1)
-    result = measure_as_served(spec, settings, tmp_path, lambda _: None)
+    result = evaluated | measure_as_served(quantizing(tmp_path, "int4"), spec, lambda _: None)
     rejected = verdict(spec, result)
     assert {reason.outcome for reason in rejected.reasons} == {Outcome.QUANTIZATION}
     assert "Served in int4 the candidate needs" in rejected.summary
