@@ -127,7 +127,7 @@ OTHER_SHAPES = {
 
 
 def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
-    location = [str(part) for part in fault["loc"]]
+    location = _keys(fault, content)
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
         models = _models_at(model, fault["loc"][:-1], content)
@@ -161,6 +161,23 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     if isinstance(value, bool) and fault["type"] in ("string_type", "literal_error"):
         return f"{message}. YAML reads on, off, yes and no as true or false: put a text in quotes."
     return message
+
+
+def _keys(fault: Any, content: Any) -> list[str]:
+    """The keys that lead to a fault, as the file has them: where a value may be of several kinds,
+    pydantic also names the kind, which nobody wrote."""
+    keys = []
+    for part, following in itertools.zip_longest(fault["loc"], fault["loc"][1:]):
+        try:
+            content = content[part]
+        except (LookupError, TypeError):
+            # What comes after a kind, or is wrong with the whole of it, is still in its place.
+            is_last_missing = following is None and fault["type"] == "missing"
+            is_in_place = isinstance(content, dict) and following in content
+            if is_in_place or (content == fault["input"] and not is_last_missing):
+                continue
+        keys.append(str(part))
+    return keys
 
 
 def _without_secrets(text: str) -> str:

@@ -63,7 +63,7 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ("raw_corpus: {sources: [{path: x}]}", "sources.0: `type` is missing. Types: bigquery,"),
         (source("examples: {text_column: t}"), "`form` is missing. Forms: conversations, labeled"),
         (source("examples: {form: pair}"), "unknown form pair; did you mean `pairs`\\? Forms:"),
-        (source("text_colum: body"), r"sources\.0\.files\.text_colum.*mean `text_column`"),
+        (source("text_colum: body"), r"sources\.0\.text_colum.*mean `text_column`"),
         (
             "checkpoint: {optimizer: {learing_rate: 1}}",
             "optimizer.learing_rate.*did you mean `learning_rate`",
@@ -135,7 +135,7 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ),
         (
             "endpoint: {engine: vllm}",
-            "engine.name: .*'auto', 'openvino' or .*'vllm'",
+            "endpoint.engine: .*'auto', 'openvino' or .*'vllm'",
         ),
         (
             "clean_corpus: {split: {sources: {manual: replay}}}",
@@ -168,7 +168,7 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
             "`checkpoint.replay_share` is 0.25, but no source .* `replay` .* Sources: manuals$",
         ),
         ("eval_metrics: {tasks: [{name: mmlu, shot: 5}]}", "tasks.0.shot: .*mean `shots`"),
-        ("endpoint: {engine: {comand: [a]}}", "engine.server.comand: .*did you mean `command`"),
+        ("endpoint: {engine: {comand: [a]}}", "endpoint.engine.comand: .*did you mean `command`"),
         ("endpoint: {engine: {command: [vllm, serve]}}", r"give a command with \{port\} in it"),
         (source("name: ' '"), "name: must not be blank"),
         ('store: "a\\0b"', "store: .*the character NUL has no place in a path"),
@@ -183,7 +183,7 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
             "clean_corpus: {split: {sources: {no: train}}}",
             r"\(got False\)\. YAML reads .* in quotes",
         ),
-        (source("path: 's3://a/b'"), r"sources\.0\.files\.path: s3:// is not .* gs://bucket/path"),
+        (source("path: 's3://a/b'"), r"sources\.0\.path: s3:// is not .* gs://bucket/path"),
         ("key_prefix: '2nd'", r"key_prefix: .*\(got '2nd'\)"),
         ("spark: {driver_memory: 4GB}", r"spark.driver_memory: .*\(got '4GB'\)"),
     ],
