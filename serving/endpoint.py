@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -61,7 +61,8 @@ def start(
         RolloutFailed: the version that was served before still is, or somebody stopped it.
         UserError: the port is taken, the model cannot be loaded, a token is missing.
     """
-    state, settings = StateFolder(state_folder), desired.settings
+    change = _Change(StateFolder(state_folder), desired, report, still_wanted)
+    state, settings = change.state, desired.settings
     with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
         # Whoever waited, or compared many files before, may come too late.
         if not still_wanted():
@@ -84,7 +85,7 @@ def start(
                 # worse, costs no more than this restart.
                 before = good.model_copy(update={"settings": settings})
                 try:
-                    _move(state, before, None, report, still_wanted)
+                    replace(change, desired=before).make(None)
                 except RolloutFailed:
                     raise  # Somebody stopped it.
                 except UserError:
@@ -93,7 +94,7 @@ def start(
         if running and _serves(running, desired):
             state.desired.write(desired)
             return Endpoint(running, _route(running, desired), changed=False)
-        outcome = _move(state, desired, running, report, still_wanted)
+        outcome = change.make(running)
         if state.stopped_path.exists():
             # Asked for while there was no process yet to end.
             _end(outcome)
@@ -101,29 +102,76 @@ def start(
         return Endpoint(outcome, _route(outcome, desired), changed=True)
 
 
-def _move(
-    state: StateFolder,
-    desired: Desired,
-    running: Status | None,
-    report: Report,
-    still_wanted: Callable[[], bool],
-) -> Status:
-    """Have a version served by the endpoint that runs, or by a new one; raises as `start`."""
-    state.stopped_path.unlink(missing_ok=True)
-    settings, child = desired.settings, None
-    # Outcomes from before this moment are of earlier changes.
-    began = time.time()
-    if running is None:
-        bearer_token(settings)
-        # Tried here, where the error reaches whoever asked, and not only a log.
-        listen(settings.host, settings.port).close()
-    # An endpoint that runs sees by itself that this was written.
-    state.desired.write(desired)
-    if running is None:
-        with state.log_path.open("ab") as output:
-            command = [sys.executable, "-m", "serving.supervisor", "--state", str(state.folder)]
-            child = Child(command, output=output, outlives_parent=True)
-    return _wait(state, desired, began, report, child, still_wanted)
+@dataclass(frozen=True)
+class _Change:
+    """A version that is to be served, and who waits for it."""
+
+    state: StateFolder
+    desired: Desired
+    report: Report
+    still_wanted: Callable[[], bool]
+
+    def make(self, running: Status | None) -> Status:
+        """Have it served by the endpoint that runs, or by a new one; raises as `start`."""
+        state, settings = self.state, self.desired.settings
+        state.stopped_path.unlink(missing_ok=True)
+        # Outcomes from before this moment are of earlier changes.
+        child, began = None, time.time()
+        if running is None:
+            bearer_token(settings)
+            # Tried here, where the error reaches whoever asked, and not only a log.
+            listen(settings.host, settings.port).close()
+        # An endpoint that runs sees by itself that this was written.
+        state.desired.write(self.desired)
+        if running is None:
+            with state.log_path.open("ab") as output:
+                command = [sys.executable, "-m", "serving.supervisor", "--state", str(state.folder)]
+                child = Child(command, output=output, outlives_parent=True)
+        return self._wait(began, child)
+
+    def _wait(self, began: float, child: Child | None) -> Status:
+        """Wait for the outcome; raises NoLongerWanted, RolloutFailed or UserError."""
+        state, desired, settings = self.state, self.desired, self.desired.settings
+        steps = len(settings.rollout.steps)
+        # Two engines may have to be loaded, each step may last as long as a request, one drains.
+        allowed = 2 * settings.start_timeout + (steps + 2) * settings.request_timeout
+        allowed += steps * settings.rollout.step_seconds
+        started = reported = time.monotonic()
+        while True:
+            code, current = child.poll() if child else None, state.status.read()
+            if code is not None or (child is None and not (current and current.alive)):
+                before = f"before it served version {desired.version}."
+                if state.stopped_path.exists():
+                    raise RolloutFailed(f"The endpoint was stopped {before}")
+                ended = "ended" if code is None else how_it_ended(code)
+                log = f"The end of its log ({state.log_path}):\n{tail(state.log_path)}"
+                raise UserError(f"The endpoint {ended} {before} {log}")
+            outcome = current.outcome if current and current.alive else None
+            if current and outcome and outcome.at.timestamp() >= began and desired.is_of(outcome):
+                if outcome.succeeded:
+                    return current
+                failure = f"Version {desired.version} is not served: {outcome.reason}"
+                if child and not current.routes:
+                    child.wait(STOP_SECONDS)
+                    raise UserError(failure)
+                still = f" Version {current.routes[0].version} still is." if current.routes else ""
+                raise RolloutFailed(f"{failure}.{still}")
+            # Where it is just starting, nothing else could serve sooner.
+            if child is None and not self.still_wanted():
+                raise NoLongerWanted
+            if time.monotonic() - started > allowed:
+                raise UserError(
+                    f"Version {desired.version} was not served after {allowed:.0f} s, for no known "
+                    f"reason. The endpoint's log: {state.log_path}"
+                )
+            if time.monotonic() - reported > REPORT_SECONDS:
+                reported = time.monotonic()
+                phase = current.phase.replace("_", " ") if current else "starting"
+                self.report(
+                    f"endpoint {phase}, version {desired.version}: {reported - started:.0f} s "
+                    f"(at most {allowed:.0f} s)"
+                )
+            time.sleep(POLL_SECONDS)
 
 
 def status(state_folder: Path) -> Status | None:
@@ -152,60 +200,6 @@ def _end(running: Status) -> None:
     if running.alive:
         # Its API server and engines end with it.
         os.kill(running.pid, signal.SIGKILL)
-
-
-def _wait(
-    state: StateFolder,
-    desired: Desired,
-    began: float,
-    report: Report,
-    child: Child | None,
-    still_wanted: Callable[[], bool],
-) -> Status:
-    """Wait for the outcome of a change; raises NoLongerWanted, RolloutFailed or UserError."""
-    settings = desired.settings
-    steps = len(settings.rollout.steps)
-    # Two engines may have to be loaded, each step may last as long as a request, then one drains.
-    allowed = 2 * settings.start_timeout + (steps + 2) * settings.request_timeout
-    allowed += steps * settings.rollout.step_seconds
-    started = reported = time.monotonic()
-    while True:
-        code, current = child.poll() if child else None, state.status.read()
-        if code is not None or (child is None and not (current and current.alive)):
-            before = f"before it served version {desired.version}."
-            if state.stopped_path.exists():
-                raise RolloutFailed(f"The endpoint was stopped {before}")
-            ended = "ended" if code is None else how_it_ended(code)
-            log = f"The end of its log ({state.log_path}):\n{tail(state.log_path)}"
-            raise UserError(f"The endpoint {ended} {before} {log}")
-        if current and current.alive:
-            outcome = current.outcome
-            if outcome and outcome.at.timestamp() >= began and desired.is_of(outcome):
-                if outcome.succeeded:
-                    return current
-                if child and not current.routes:
-                    child.wait(STOP_SECONDS)
-                    raise UserError(f"Version {desired.version} is not served: {outcome.reason}")
-                still = f" Version {current.routes[0].version} still is." if current.routes else ""
-                raise RolloutFailed(
-                    f"Version {desired.version} is not served: {outcome.reason}.{still}"
-                )
-        # Where it is just starting, nothing else could serve sooner.
-        if child is None and not still_wanted():
-            raise NoLongerWanted
-        if time.monotonic() - started > allowed:
-            raise UserError(
-                f"Version {desired.version} was not served after {allowed:.0f} s, for no known "
-                f"reason. The endpoint's log: {state.log_path}"
-            )
-        if time.monotonic() - reported > REPORT_SECONDS:
-            reported = time.monotonic()
-            phase = current.phase.replace("_", " ") if current else "starting"
-            report(
-                f"endpoint {phase}, version {desired.version}: {reported - started:.0f} s "
-                f"(at most {allowed:.0f} s)"
-            )
-        time.sleep(POLL_SECONDS)
 
 
 def _serves(running: Status, desired: Desired) -> bool:

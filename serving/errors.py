@@ -63,11 +63,6 @@ def unavailable(message: str) -> ServingError:
     return ServingError(503, message, "unavailable", retry=True)
 
 
-def timed_out(seconds: float) -> ServingError:
-    """504: the answer took too long."""
-    return ServingError(504, f"No complete answer after {seconds:g} s.", "timeout")
-
-
 def client_gone() -> ServingError:
     """499, as nginx has it: for the log, since nobody is left to read it."""
     return ServingError(499, "The client closed the connection.", "client_gone")

@@ -277,15 +277,12 @@ async def roll_out(
             than the old one; it is gone and the old one serves alone.
         NoLongerWanted: the same holds, since another version is wanted by now.
     """
-    # One for all steps: what was seen at a small share still speaks at the next one.
-    evidence = Evidence(settings)
+    rollout = _Rollout(traffic, settings, request_seconds, report, still_wanted)
     try:
         report(f"loading version {traffic.version}")
-        beside = await _start(traffic, still_wanted)
+        beside = await rollout.start()
         for share in settings.steps if beside else ():
-            await _watch_step(
-                traffic, share, evidence, settings, request_seconds, report, still_wanted
-            )
+            await rollout.watch_step(share)
     except Exception as error:
         # Whatever went wrong, the old version can serve.
         await traffic.roll_back()
@@ -295,78 +292,84 @@ async def roll_out(
     # Outside of the above: a version that has all the traffic is not taken back for what fails
     # after.
     await traffic.set_share(1.0)
-    suffix = f"; {evidence.summary}" if beside and settings.steps else ""
+    suffix = f"; {rollout.evidence.summary}" if beside and settings.steps else ""
     report(f"version {traffic.version} has all the traffic{suffix}")
     await traffic.promote()
 
 
-async def _start(traffic: Traffic, still_wanted: Callable[[], bool]) -> bool:
-    """Start a version, unless another is wanted before it has started.
+@dataclass
+class _Rollout:
+    """What `roll_out` was given, and what was seen."""
 
-    A large model loads for minutes, in which somebody may decide otherwise.
-    """
-    starting = asyncio.create_task(traffic.start())
-    try:
-        while not (await asyncio.wait([starting], timeout=WATCH_SECONDS))[0]:
-            _check_wanted(still_wanted)
-        beside = await starting
-    finally:
-        if starting.cancel():
-            await asyncio.wait([starting])
-    _check_wanted(still_wanted)
-    return beside
+    traffic: Traffic
+    settings: RolloutSettings
+    request_seconds: float
+    report: Report
+    still_wanted: Callable[[], bool]
 
+    def __post_init__(self) -> None:
+        # One for all steps: what was seen at a small share still speaks at the next one.
+        self.evidence = Evidence(self.settings)
 
-def _check_wanted(still_wanted: Callable[[], bool]) -> None:
-    if not still_wanted():
-        raise NoLongerWanted
+    async def start(self) -> bool:
+        """Start a version, unless another is wanted before it has started.
 
+        A large model loads for minutes, in which somebody may decide otherwise.
+        """
+        starting = asyncio.create_task(self.traffic.start())
+        try:
+            while not (await asyncio.wait([starting], timeout=WATCH_SECONDS))[0]:
+                self._check_wanted()
+            beside = await starting
+        finally:
+            if starting.cancel():
+                await asyncio.wait([starting])
+        self._check_wanted()
+        return beside
 
-async def _watch_step(
-    traffic: Traffic,
-    share: float,
-    evidence: Evidence,
-    settings: RolloutSettings,
-    request_seconds: float,
-    report: Report,
-    still_wanted: Callable[[], bool],
-) -> None:
-    """Give a version a share of the traffic and watch how it goes.
+    def _check_wanted(self) -> None:
+        if not self.still_wanted():
+            raise NoLongerWanted
 
-    The step lasts until each version has answered enough requests, if any came; at the longest, as
-    much longer as one request may take, and as long again where what failed is still asked of the
-    other version. One that by then has failed at least as often as it answered is out, however few
-    requests that were.
-    """
-    await traffic.set_share(share)
-    report(f"version {traffic.version} gets {share:.0%} of the traffic")
-    started = monotonic()
-    new, old = TrafficSample(), TrafficSample()
-    while True:
-        await asyncio.sleep(WATCH_SECONDS)
-        _check_wanted(still_wanted)
-        samples = await traffic.observe()
-        evidence.add(*samples, share)
-        new, old = new.then(samples[0]), old.then(samples[1])
-        # Before whether the step is over: its last answers may be the ones that speak against it.
-        if against := evidence.against:
-            raise CanaryFailed(against)
-        seconds = monotonic() - started
-        enough = all(
-            side.answered >= settings.min_requests or not side.requests for side in (new, old)
-        )
-        if seconds >= settings.step_seconds and enough:
-            return
-        longest = request_seconds * (2 if new.undecided else 1)
-        if seconds > settings.step_seconds + longest:
-            if new.failed and new.answered <= new.failed:
-                raise CanaryFailed(
-                    f"it answered {new.answered} of {new.answered + new.failed} requests; the "
-                    "version before answered the others"
-                )
-            report(
-                f"version {traffic.version} answered {new.answered} requests, the version before "
-                f"{old.answered}; `endpoint.rollout.min_requests` asks for {settings.min_requests} "
-                "of each"
+    async def watch_step(self, share: float) -> None:
+        """Give a version a share of the traffic and watch how it goes.
+
+        The step lasts until each version has answered enough requests, if any came; at the longest,
+        as much longer as one request may take, and as long again where what failed is still asked
+        of the other version. One that by then has failed at least as often as it answered is out,
+        however few requests that were.
+        """
+        name, settings = self.traffic.version, self.settings
+        await self.traffic.set_share(share)
+        self.report(f"version {name} gets {share:.0%} of the traffic")
+        started = monotonic()
+        new, old = TrafficSample(), TrafficSample()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._check_wanted()
+            samples = await self.traffic.observe()
+            self.evidence.add(*samples, share)
+            new, old = new.then(samples[0]), old.then(samples[1])
+            # Before whether the step is over: its last answers may be the ones that speak against
+            # it.
+            if against := self.evidence.against:
+                raise CanaryFailed(against)
+            seconds = monotonic() - started
+            enough = all(
+                side.answered >= settings.min_requests or not side.requests for side in (new, old)
             )
-            return
+            if seconds >= settings.step_seconds and enough:
+                return
+            longest = self.request_seconds * (2 if new.undecided else 1)
+            if seconds > settings.step_seconds + longest:
+                if new.failed and new.answered <= new.failed:
+                    raise CanaryFailed(
+                        f"it answered {new.answered} of {new.answered + new.failed} requests; the "
+                        "version before answered the others"
+                    )
+                self.report(
+                    f"version {name} answered {new.answered} requests, the version before "
+                    f"{old.answered}; `endpoint.rollout.min_requests` asks for "
+                    f"{settings.min_requests} of each"
+                )
+                return

@@ -449,7 +449,8 @@ class LocalServingPlatform(ServingPlatform):
         if status is None:
             return None
         try:
-            return LiveEndpoint(status).latency()
+            with LiveEndpoint(status) as live:
+                return live.latency()
         except UserError as error:
             report(f"the latency was not measured: {error}")
             return None

@@ -17,7 +17,7 @@ import prometheus_client as prometheus
 
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import Chunk, EngineLost, GenerateRequest, Refused
-from serving.errors import ServingError, invalid, timed_out, unavailable
+from serving.errors import ServingError, invalid, unavailable
 from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
 from serving.state import OfVersion, RouteStatus
@@ -384,7 +384,8 @@ class Dispatcher:
                     raise
             raise EngineLost(reason)
         except TimeoutError:
-            raise timed_out(self.settings.request_timeout) from None
+            text = f"No complete answer after {self.settings.request_timeout:g} s."
+            raise ServingError(504, text, "timeout") from None
         except EngineLost as error:
             raise unavailable(f"No engine could answer: {error}.") from error
         except Refused as error:

@@ -167,6 +167,7 @@ class OpenVinoModel(served_model.ServedModel):
                 self._jobs.discard(job)
                 continue
             status = job.handle.get_status()
+            finished = status != GenerationStatus.RUNNING
             tokens, logprobs = [], []
             while job.handle.can_read():
                 for output in job.handle.read().values():
@@ -174,11 +175,10 @@ class OpenVinoModel(served_model.ServedModel):
                     logprobs += output.generated_log_probs
             if status == GenerationStatus.IGNORED:
                 job.put("the engine's cache is full")
+            elif tokens or finished:
+                self._put(job, tokens, logprobs, finished)
+            if finished:
                 self._jobs.discard(job)
-            elif tokens or status != GenerationStatus.RUNNING:
-                self._put(job, tokens, logprobs, status != GenerationStatus.RUNNING)
-                if status != GenerationStatus.RUNNING:
-                    self._jobs.discard(job)
 
     def _put(
         self, job: _RunningRequest, tokens: list[int], logprobs: list[float], finished: bool
