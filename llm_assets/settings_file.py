@@ -6,6 +6,7 @@ import itertools
 import re
 import types
 from collections.abc import Iterable, Iterator
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -114,6 +115,7 @@ _LIST = "a list (in YAML: each item on a line of its own that begins with `- `)"
 _WHOLE_NUMBER = "a whole number in digits, such as 1000"
 OTHER_SHAPES = {
     "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
     "dict_type": _MAPPING,
     "list_type": _LIST,
     "tuple_type": _LIST,
@@ -148,7 +150,7 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     if value is None:
         return f"{key}: has no value. Write one; a key that is left out has its default, if any."
     # A section may contain a secret anywhere, so its content is not shown.
-    is_hidden = key.endswith("_variable") or fault["type"] in ("model_type", "dict_type")
+    is_hidden = key.endswith("_variable") or OTHER_SHAPES.get(fault["type"]) == _MAPPING
     if shape := OTHER_SHAPES.get(fault["type"]):
         quoted = isinstance(value, str) and fault["type"] in ("int_type", "float_type")
         got = "" if is_hidden else f" (got {value!r})"
@@ -157,9 +159,18 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     is_rule = fault["type"] == "value_error" and isinstance(value, dict | BaseModel)
     got = "" if is_rule or is_hidden else f" (got {value!r})"
     rule = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    rule = rule.replace("String should", "must")
     message = f"{key + ': ' if key else ''}{rule}{got}"
     if isinstance(value, bool) and fault["type"] in ("string_type", "literal_error"):
         return f"{message}. YAML reads on, off, yes and no as true or false: put a text in quotes."
+    if isinstance(value, int | float | date) and fault["type"] == "string_type" and not is_hidden:
+        return f"{message}. YAML reads digits as a number or a date: put a text in quotes."
+    if fault["type"] == "string_pattern_mismatch":
+        # People read what a key takes in words, which its description has.
+        models = _models_at(model, fault["loc"][:-1], content)
+        fields = (candidate.model_fields.get(location[-1]) for candidate in models)
+        described = next((field.description for field in fields if field), None)
+        return f"{message}. {' '.join(described.split())}" if described else message
     return message
 
 

@@ -102,7 +102,7 @@ def check_place(url: str) -> str:
         raise ValueError("the name of a bucket is missing; give gs://bucket/path")
     if "@" in rest.partition("/")[0]:
         raise ValueError("a user or password has no place in a path; give it as gs://bucket/path")
-    _refuse_nul(url)
+    _need_name(url)
     return url
 
 
@@ -113,11 +113,14 @@ def check_local_path(path: str) -> str:
         raise ValueError(
             f"a local path is expected, not {shown_in_line(scheme)}://; copy it to this machine"
         )
-    _refuse_nul(path)
+    _need_name(path)
     return path
 
 
-def _refuse_nul(path: str) -> None:
+def _need_name(path: str) -> None:
+    # Python takes an empty path for the current folder, which nobody has named by it.
+    if not path.strip():
+        raise ValueError("the path is empty; for the current folder, write a dot")
     if "\0" in path:
         raise ValueError("the character NUL has no place in a path; take it out")
 

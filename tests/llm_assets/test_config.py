@@ -39,11 +39,6 @@ def test_the_shipped_pipeline_files_are_valid() -> None:
         assert load_settings(path).name == path.stem
 
 
-def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> None:
-    settings = load_settings(write(tmp_path, MINIMAL))
-    assert settings.platform == "local" and settings.checkpoint.budget.steps == 32
-
-
 def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
     own = "eval_metrics: {tasks: [{name: exam_of_law}]}"
     floor = "model_version: {gate: {floors: {exam_of_law_acc: 0.5}}}"
@@ -80,6 +75,14 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ("raw_corpus: ", "raw_corpus: has no value. Write one; a key that is left out"),
         ("checkpoint: [3]", r"checkpoint: must be a mapping of keys \(in YAML: .*\)$"),
         ("raw_corpus: {sources: {a: b}}", "sources: must be a list .* begins with `- `"),
+        ("raw_corpus: {sources: [manuals]}", r"sources.0: must be a mapping of keys \(in YAML"),
+        (source("path: ''"), "path: the path is empty; for the current folder, write a dot"),
+        ("store: ' '", "store: the path is empty"),
+        (
+            "name: Manuals",
+            r"name: must match .*\(got 'Manuals'\)\. .* lowercase letters, digits and",
+        ),
+        (source("text_column: 2024-05-17"), r"YAML reads digits as a number or a date: put a text"),
         (
             "notifications: {webhook_variable: 'https://hooks.example/SECRET'}",
             "webhook_variable: must be the name of an environment variable$",
@@ -185,7 +188,10 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ),
         (source("path: 's3://a/b'"), r"sources\.0\.path: s3:// is not .* gs://bucket/path"),
         ("key_prefix: '2nd'", r"key_prefix: .*\(got '2nd'\)"),
-        ("spark: {driver_memory: 4GB}", r"spark.driver_memory: .*\(got '4GB'\)"),
+        (
+            "spark: {driver_memory: 4GB}",
+            r"spark.driver_memory: .*\(got '4GB'\)\. Heap size .* `4g`",
+        ),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: str) -> None:
@@ -255,6 +261,8 @@ def test_a_section_that_is_there_twice_is_named(tmp_path: Path) -> None:
             "not UTF-8 .* Save it as UTF-8",
         ),
         (f"{MINIMAL}clean_corpus:\n\tminimum_characters: 20\n".encode(), "Indent with spaces"),
+        (b"- a list", "must be a YAML mapping"),
+        (b"a: [unclosed", "is not valid YAML"),
     ],
 )
 def test_what_is_wrong_with_the_file_itself_is_told_with_the_way_out(
@@ -263,12 +271,6 @@ def test_what_is_wrong_with_the_file_itself_is_told_with_the_way_out(
     (tmp_path / "pipeline.yaml").write_bytes(content)
     with pytest.raises(UserError, match=rf"(?s)pipeline\.yaml .*{told}"):
         load_settings(tmp_path / "pipeline.yaml")
-
-
-@pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "\xff\xfe"])
-def test_a_file_that_is_no_settings_mapping_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match=r"pipeline\.yaml"):
-        load_settings(write(tmp_path, text))
 
 
 def test_an_absent_file_names_those_that_exist(tmp_path: Path) -> None:
