@@ -70,6 +70,12 @@ def read_facts(path: str) -> list[Fact]:
                     unicodedata.normalize("NFC", row[name] or "").strip() for name in COLUMNS
                 )
                 place = f"{path}, line {reader.line_num}"
+                # Under None lies what follows a comma that nobody has put in quotes.
+                if any(row.get(None) or ()):
+                    raise UserError(
+                        f"{place}: more fields than columns. Put a text that holds a comma in "
+                        "double quotes."
+                    )
                 if not (subject and relation and value):
                     raise UserError(f"{place}: subject, relation and value all need a text.")
                 line, other = facts.setdefault((subject, relation), (reader.line_num, value))

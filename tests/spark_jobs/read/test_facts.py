@@ -80,33 +80,18 @@ def test_every_form_of_every_fact_is_told(
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("content", "message"),
     [
         ("subject,value\na,b\n", "no column relation"),
         ("subject,relation,value\n", "no facts below the first line"),
         ('subject,relation,value\na,town,"Riga\nb,town,Oslo\n', "unexpected end of data"),
         ("subject,relation,value\na,,b\n", "line 2: subject, relation and value all need a text"),
         ("subject,relation,value\na,b\n", "line 2: subject, relation and value all need a text"),
+        ("subject,relation,value\na,town,Riga, Latvia\n", "line 2: more fields than columns"),
         (
             "subject,relation,value\na,town,Riga\na,town,Oslo\n",
             "line 3: town of a is 'Oslo', in line 2 it is 'Riga'",
         ),
-    ],
-)
-def test_a_table_that_says_nothing_sure_is_refused(
-    tmp_path: Path, table: str, message: str
-) -> None:
-    path = tmp_path / "facts.csv"
-    # As Excel writes it, with a mark at its beginning.
-    path.write_text(table, encoding="utf-8-sig")
-    with pytest.raises(UserError, match=message) as refused:
-        read_facts(str(path))
-    assert str(path) in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("forms", "message"),
-    [
         ("town: [a]", "the lists `told` and `asked`"),
         ("- town", "the lists `told` and `asked`"),
         ("town: {told: []}", "the lists `told` and `asked`"),
@@ -122,13 +107,15 @@ def test_a_table_that_says_nothing_sure_is_refused(
         ),
     ],
 )
-def test_forms_that_do_not_tell_or_give_the_answer_away_are_refused(
-    tmp_path: Path, forms: str, message: str
+def test_what_tells_nothing_sure_or_gives_an_answer_away_is_refused(
+    tmp_path: Path, content: str, message: str
 ) -> None:
-    path = tmp_path / "forms.yaml"
-    path.write_text(forms)
+    is_table = content.startswith("subject,")
+    path = tmp_path / "facts"
+    # As Excel writes tables, with a mark at the beginning.
+    path.write_text(content, encoding="utf-8-sig" if is_table else "utf-8")
     with pytest.raises(UserError, match=message) as refused:
-        read_forms(str(path))
+        (read_facts if is_table else read_forms)(str(path))
     assert str(path) in str(refused.value)
 
 
