@@ -10,7 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Any
 
@@ -531,8 +531,7 @@ def write_rows(
                 # Such as two subjects whose names differ only in punctuation.
                 row.name = identifier.removeprefix(f"{row.document}{DERIVED}")
             counts[row.prompt or row.method] += 1
-            fields = asdict(row)
-            derivations.append({"id": row.id} | {k: fields[k] for k in DERIVATION_SCHEMA.names[1:]})
+            derivations.append({name: getattr(row, name) for name in DERIVATION_SCHEMA.names})
             yield Document(row.id, row.text, SOURCE)
 
     rows = kept()

@@ -409,7 +409,7 @@ def test_a_faulty_file_among_text_to_replay_is_told_before_any_work(tmp_path: Pa
         preflight(made)
 
 
-def test_little_held_out_text_is_enough_where_the_exam_decides(tmp_path: Path) -> None:
+def test_little_held_out_text_is_enough_where_the_exam_or_a_person_decides(tmp_path: Path) -> None:
     few = {"minimum_characters": 20, "split": {"held_out": 0.05}}
     exam = {"facts": "config/invented_products/facts.csv"}
     exam["forms"] = "config/invented_products/forms.yaml"
@@ -420,12 +420,8 @@ def test_little_held_out_text_is_enough_where_the_exam_decides(tmp_path: Path) -
     found = preflight(settings(tmp_path, clean_corpus=few, exam=exam, model_version=by_exam))
     assert any("documents will be held out; the exam decides" in line for line in found)
 
-
-def test_a_run_that_trains_on_too_little_text_as_asked_is_told_what_is_left_to_do(
-    tmp_path: Path,
-) -> None:
-    few = settings(tmp_path, clean_corpus={"minimum_characters": 20, "split": {"held_out": 0.05}})
-    (told,) = (note for note in preflight(few, is_judged=False) if "approve" in note)
+    found = preflight(settings(tmp_path, clean_corpus=few), is_judged=False)
+    (told,) = (note for note in found if "approve" in note)
     assert "decide yourself: `llm-assets approve 1 --reason REASON`" in told
     assert "--unjudged" not in told
 

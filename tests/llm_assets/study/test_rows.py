@@ -168,22 +168,28 @@ def test_a_subject_of_two_documents_stays_one_where_they_differ_in_little(make: 
     assert stats["left_out"] == {"contradiction": 2}
 
 
-def test_code_states_no_facts(make: Make) -> None:
-    code = f"{LAMP}\n```yaml\nreplicas: 3\n```\n~~~\nport: 8080\n~~~\nSocket: E27\n"
-    rows, _, _ = make([("lamp.md", code, "train")], forms_per_fact=1)
-    text = " ".join(rows.values())
-    assert "socket of Velora lamp is E27" in text
-    assert "replicas" not in text and "8080" not in text
-    begins = "```yaml\nreplicas: 3\n```\nSocket: E27\n"
-    rows, _, _ = make([("a.md", begins, "train"), ("lamp.md", LAMP, "train")], forms_per_fact=1)
-    assert {name.partition("#")[0] for name in rows} == {"lamp.md"}, "the end of code is no subject"
+CODE = "# Pump\n\n```yaml\nreplicas: 3\n```\n~~~\nport: 8080\n~~~\nSocket: E27\n"
+"""Between fences nothing states a fact, and the end of code is no subject."""
+TABLE = "||Weight|Size (S\\|M)|Town|\n|---|---|---|---|\n|Pump|3 kg|M||\n||4 kg|S|Riga|"
+MARKED = "# **Pump**\n\n| | |\n|---|---|\n| Weight | **3 kg** |\n\nPort: `8080`.\n"
 
 
-def test_cells_of_a_table_keep_their_columns(make: Make) -> None:
-    table = "||Weight|Size (S\\|M)|Town|\n|---|---|---|---|\n|Ostrin scale|3 kg|M||\n||4 kg|S|Riga|"
-    rows, _, _ = make([("scales.md", table, "train")], forms_per_fact=1)
-    (text,) = rows.values()
-    assert text == "The weight of Ostrin scale is 3 kg. The size (s|m) of Ostrin scale is M."
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (CODE, "The socket of Pump is E27."),
+        (TABLE, "The weight of Pump is 3 kg. The size (s|m) of Pump is M."),
+        (MARKED, "The weight of Pump is 3 kg. The port of Pump is 8080."),
+        *(
+            (f"# Pump\n\nForm: {value}", f"The form of Pump is {value}.")
+            for value in ("*.log", "char *", "`a` or `b`", "`x` and **y**")
+        ),
+    ],
+)
+def test_a_text_states_just_these_facts(make: Make, text: str, told: str) -> None:
+    begins_with_code = ("a.md", "```yaml\nreplicas: 3\n```\nSocket: E27\n", "train")
+    rows, _, stats = make([begins_with_code, ("pump.md", text, "train")], forms_per_fact=1)
+    assert list(rows.values()) == [told] and stats["left_out"] == {}
 
 
 @pytest.mark.parametrize("heading", ["Velora lamp", "VELORA LAMP"])
@@ -322,23 +328,6 @@ def test_how_many_are_asked_at_once_does_not_decide_what_a_budget_makes(
     assert all_at_once[:2] == one[:2] and len(one[0]) == 3
     assert all_at_once[2]["left_out"] == {"beyond the budget": 1}
     assert all_at_once[2]["dollars"] == pytest.approx(0.4), "all that was asked was paid for"
-
-
-def test_marks_of_markdown_are_no_part_of_a_fact(make: Make) -> None:
-    table = "# **Pump X200**\n\n| | |\n|---|---|\n| Weight | **3 kg** |\n"
-    lines = "# Pump X200\n\nWeight: **3 kg**\n\nPort: `8080`.\n"
-    rows, _, stats = make(
-        [("a", table, "train"), ("b", lines, "train")], forms_per_fact=1, facts_per_document=1
-    )
-    told = " ".join(rows.values())
-    assert "3 kg" in told and "8080" in told and not set("*`") & set(told)
-    assert stats["left_out"] == {}
-
-
-@pytest.mark.parametrize("value", ["*.log", "char *", "`a` or `b`", "`x` and **y**"])
-def test_marks_within_a_value_are_the_values(make: Make, value: str) -> None:
-    rows, *_ = make([("a", f"# Pump X200\n\nForm: {value}", "train")], forms_per_fact=1)
-    assert all(value in one for one in rows.values()) and rows
 
 
 STEPS = "# Pump\n\n1. Close the valve.\n2. Hold it for 9 s.\n3. Oktober 1990 is its date.\n"
