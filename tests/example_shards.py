@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from artifacts.examples import Example, Form, plain_text, read_example
+from artifacts.examples import Example, Form, plain_text
 from artifacts.shards.format import SPLITS, ShardEntry, ShardStats, Split, token_dtype
-from spark_jobs.read.document import take_example
+from spark_jobs.read.records import take_example
 from spark_jobs.read.settings import ExampleColumns
 from spark_jobs.settings import TokenizedShardsSettings
 from spark_jobs.tokenize.job import PACKING_OF
@@ -120,9 +120,7 @@ def example_shards(folder: Path, base_model: Path, task: Task) -> ShardStats:
 
 def _example(row: dict[str, Any], task: Task) -> Example:
     columns = TypeAdapter(ExampleColumns).validate_python(task.columns)
-    found = take_example(row.get, columns, "a row")
-    assert isinstance(found, str)
-    return read_example(found)
+    return take_example(row.get, columns)
 
 
 def _exchanged(example: NumberedExample, plan: ShardPlan) -> dict[str, Any]:

@@ -128,8 +128,8 @@ def _need_source(source: Source) -> None:
     elif isinstance(source, Facts):
         open_facts(source)
     elif isinstance(source, HuggingFaceDataset):
-        is_folder = source.dataset.startswith(("/", "."))
-        if is_folder and not Path(source.dataset).is_dir():
+        is_folder = source.dataset.startswith(("/", ".", "~"))
+        if is_folder and not Path(source.dataset).expanduser().is_dir():
             raise UserError(
                 f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
             )

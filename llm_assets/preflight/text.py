@@ -26,11 +26,9 @@ COUNTED_OF_OWN = ("bytes", "beyond_ascii", "languages")
 class TextEstimate(TextSurvey):
     """What all sources hold; of what is replayed, only copies, short texts and faults count.
 
-    `documents` are those that can be divided into splits.
+    `documents` are those that can be divided into splits, `share` the least of any source.
     """
 
-    share: float = 1.0
-    """Of the files' bytes, the least that was read of a source."""
     held_out: float = 0.0
     """Documents of sources that are held out as a whole."""
     is_known: bool = True
@@ -52,17 +50,15 @@ class TextEstimate(TextSurvey):
                 f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
                 f"documents, about {self.tokens:,.0f} tokens{sampled}"
             )
-        for language, documents in [entry for entry in self.languages.most_common(2) if entry[0]][
-            :1
-        ]:
-            share = documents / self.languages.total()
-            if language != "English" and share >= LANGUAGE_SHARE:
-                notes.append(
-                    f"{share:.0%} of the documents seem to be in "
-                    f"{language}; the default base model and the text that `init` replays are "
-                    "English. For another language, change `base_model`, and the source that "
-                    "`clean_corpus.split.sources` assigns to `replay`"
-                )
+        guessed = (entry for entry in self.languages.most_common(2) if entry[0])
+        language, documents = next(guessed, ("English", 0))
+        share = documents / max(1, self.languages.total())
+        if language != "English" and share >= LANGUAGE_SHARE:
+            notes.append(
+                f"{share:.0%} of the documents seem to be in {language}; the default base model "
+                "and the text that `init` replays are English. For another language, change "
+                "`base_model`, and the source that `clean_corpus.split.sources` assigns to `replay`"
+            )
         for label, count in (("exact copies", self.copies), ("short documents", self.short)):
             notes += [f"{label} left out: {count:,.0f}"] * bool(count)
         for kind, count in self.decoded.counts.items():
@@ -115,8 +111,8 @@ def look_at(
         for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:
             setattr(text, name, getattr(text, name) + getattr(result, name))
         text.share = min(text.share, result.share)
-        skipped = (text.unread, listing.unread), (text.unread, result.unread)
-        for total, addition in (*skipped, (text.decoded, result.decoded)):
-            total.merge(addition)
+        text.unread.merge(listing.unread)
+        text.unread.merge(result.unread)
+        text.decoded.merge(result.decoded)
     text.is_known = all(places.get(name) == "replay" for name in unread)
     return text

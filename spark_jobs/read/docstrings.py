@@ -48,17 +48,14 @@ class Package:
 def find_package(name: str) -> Package:
     """An installed package, which is not imported; raises UserError where it is not installed, or
     not as Python source."""
-    try:
+    spec = None
+    with suppress(ImportError, ValueError):
         # A name with dots is refused: `find_spec` would import the package before the dot.
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    except (ImportError, ValueError):
-        spec = None
-    locations = list(spec.submodule_search_locations or []) if spec else []
-    origin = spec.origin if spec else None
-    if locations:
-        root = Path(locations[0])
-    elif origin and origin.endswith(".py"):
-        root = Path(origin)
+    if spec and spec.submodule_search_locations:
+        root = Path(next(iter(spec.submodule_search_locations)))
+    elif spec and spec.origin and spec.origin.endswith(".py"):
+        root = Path(spec.origin)
     else:
         raise UserError(
             f"Source `package_docs` names the package {name!r}, which is not installed here as "

@@ -5,23 +5,18 @@ Documents that cannot be used are set aside and counted, and fatal only when the
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError, has_control_characters
-from artifacts.examples import Example, find_fault, plain_text, read_example, write_example
-from spark_jobs.read import settings
+from spark_jobs.read import formats, settings
 
 EXAMPLES = 5
 """How many are named, of each source and reason: the first ones."""
-UNREAD = "unread: "
-"""Prefix of the reason for what is not read, and was found only when an archive was read."""
-DECODED = "decoded: "
-"""Prefix of the reason for what is not UTF-8: it is counted, and learnt nevertheless."""
 EMPTY = "empty"
 """The reason of documents without text, and of files without documents."""
 SET_ASIDE = ("bad_file", "no_text_layer", EMPTY)
@@ -58,8 +53,8 @@ def is_row_number(identifier: str, source: str) -> bool:
 
 _NUMBER = r":\d+(#\d+)*$"
 _ROWS = (
-    rf"(?i)\.({'|'.join(settings.NUMBERED_ENDINGS)})"
-    rf"({'|'.join(map(re.escape, settings.COMPRESSIONS))})*$"
+    rf"(?i)\.({'|'.join(formats.NUMBERED_ENDINGS)})"
+    rf"({'|'.join(map(re.escape, formats.COMPRESSIONS))})*$"
 )
 
 
@@ -80,6 +75,10 @@ class Fault:
 
     reason: str
     message: str
+    counted: Literal["dropped", "unread", "decoded"] = "dropped"
+    """Where in the snapshot's stats. `unread` is what is not read, and was found only when an
+    archive was read; `decoded` is what is not UTF-8, and learned nevertheless. Of these, the reason
+    is a kind, and the message the file's name."""
 
 
 def judge_faults(
@@ -98,11 +97,7 @@ def judge_faults(
         return
     maximum_share = getattr(source, "maximum_faulty_share", 0.0)
     sound = documents + faults[EMPTY]
-    faulty = sum(
-        count
-        for reason, count in faults.items()
-        if reason not in SET_ASIDE and not reason.startswith((UNREAD, DECODED))
-    )
+    faulty = sum(count for reason, count in faults.items() if reason not in SET_ASIDE)
     if faulty > maximum_share * (faulty + sound):
         listed = "\n  ".join(examples)
         raise UserError(
@@ -140,111 +135,9 @@ SCHEMA = pa.schema(
 )
 
 
-def of_example(
-    identifier: str, example: str, source: str, place: str, path: str | None = None
-) -> Document:
-    """The document of an example."""
-    text = plain_text(read_example(example))
-    return Document(identifier, text, source, path=path, place=place, example=example)
-
-
 def to_table(documents: list[Document]) -> pa.Table:
     """Documents as rows of `SCHEMA`."""
     return pa.table(
         {name: [getattr(document, name) for document in documents] for name in SCHEMA.names},
         schema=SCHEMA,
     )
-
-
-Look = Callable[[str], Any]
-"""A row's value under a key; None where it has none."""
-
-ALPACA = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes "
-    "the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
-)
-ALPACA_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further "
-    "context. Write a response that appropriately completes the request.\n\n### Instruction:\n"
-    "{instruction}\n\n### Input:\n{input}\n\n### Response:"
-)
-"""The prompts of Stanford Alpaca (Taori and others, 2023)."""
-
-
-def take_example(look: Look, columns: settings.ExampleColumns, place: str) -> str | Fault:
-    """The example of a row as `artifacts.examples.write_example` writes it, or its fault."""
-    try:
-        example = _example(look, columns)
-    except ValueError as error:
-        return Fault("no_example", f"{place}: {error}.")
-    if fault := find_fault(example):
-        return Fault(fault[0], f"{place}: {fault[1]}.")
-    return write_example(example)
-
-
-def _example(look: Look, columns: settings.ExampleColumns) -> Example:
-    """Raises ValueError where a column lacks what the example needs."""
-    if isinstance(columns, settings.PairColumns):
-        source, target = (_text(look, column) for column in columns.columns)
-        return {"input": source, "target": target}
-    if isinstance(columns, settings.LabeledColumns):
-        label = look(columns.label_column)
-        if isinstance(label, bool) or not isinstance(label, str | int):
-            key = columns.label_column
-            raise ValueError(f"no class, a word or a whole number, under the key {key!r}")
-        return {"text": _text(look, columns.text_column), "label": str(label)}
-    if isinstance(columns, settings.PreferenceColumns):
-        return _preference(look, columns)
-    if columns.layout == "messages":
-        return {"messages": _messages(look, columns.messages_column)}
-    prompt, answer = (_text(look, column) for column in columns.columns)
-    if columns.layout == "alpaca":
-        text = look("input")
-        template = ALPACA_WITH_INPUT if text else ALPACA
-        prompt = template.format(instruction=prompt, input=text)
-    return {"messages": [_turn("user", prompt), _turn("assistant", answer)]}
-
-
-def _preference(look: Look, columns: settings.PreferenceColumns) -> Example:
-    keys = {"chosen": columns.chosen_column, "rejected": columns.rejected_column}
-    if columns.layout == "answers":
-        prompt = [_turn("user", _text(look, columns.prompt_column))]
-        return {"prompt": prompt} | {name: _text(look, key) for name, key in keys.items()}
-    turns, answers = {}, {}
-    for name, key in keys.items():
-        *turns[name], last = _messages(look, key)
-        if last["role"] != "assistant":
-            raise ValueError(
-                f"the conversation under the key {key!r} does not end with the assistant's turn"
-            )
-        answers[name] = last["content"]
-    if turns["chosen"] != turns["rejected"]:
-        raise ValueError("the two conversations differ before their last turn")
-    return {"prompt": turns["chosen"]} | answers
-
-
-def _turn(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
-def _text(look: Look, key: str) -> str:
-    value = look(key)
-    if not isinstance(value, str):
-        raise ValueError(f"no text under the key {key!r}")
-    return value
-
-
-def _messages(look: Look, key: str) -> list[dict[str, str]]:
-    turns = look(key)
-    if not isinstance(turns, list) or not turns:
-        raise ValueError(f"no list of messages under the key {key!r}")
-    messages = []
-    for number, message in enumerate(turns, start=1):
-        turn = message if isinstance(message, dict) else {}
-        role, content = turn.get("role"), turn.get("content")
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise ValueError(
-                f"message {number} under {key!r} is not an object with texts `role`, `content`"
-            )
-        messages.append(_turn(role, content))
-    return messages

@@ -11,9 +11,10 @@ from artifacts.errors import HUB_ADVICE, UserError, first_line
 from artifacts.storage import files
 from artifacts.storage.transfer import download_folder, remote_entries, stated_checksum
 from artifacts.store.identity import hash_json
-from spark_jobs.read.document import Document, Fault, of_example, take_example
+from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.opened import OpenedSource, single_chunk
+from spark_jobs.read.records import document_of
 from spark_jobs.read.settings import HuggingFaceDataset
 
 TOLD_DOCUMENTS = 1_000
@@ -34,8 +35,7 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
                 "folder that `save_to_disk` has written, or one with the dataset's files."
             )
         return hash_json(revision)[:32]
-    folder = Path(source.dataset)
-    if folder.is_dir():
+    if folder := _folder(source):
         digest = hashlib.sha256()
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             digest.update(file.relative_to(folder).as_posix().encode())
@@ -63,8 +63,8 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
                 # Before reading: unlike a folder, the copy cannot change any more.
                 _need_unchanged(source, fingerprint)
                 yield from _read(source, report, folder)
-        elif Path(source.dataset).is_dir():
-            yield from _read(source, report, source.dataset)
+        elif own := _folder(source):
+            yield from _read(source, report, str(own))
             _need_unchanged(source, fingerprint)
         else:
             # A branch may have moved since: what is read is the revision of the fingerprint.
@@ -74,6 +74,14 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
     return OpenedSource(
         {source.name: fingerprint}, lambda: chunks, libraries=frozenset({"datasets"})
     )
+
+
+def _folder(source: HuggingFaceDataset) -> Path | None:
+    """The folder of this machine that a dataset is; None where it is in a bucket or of the Hub."""
+    if not files.is_local(source.dataset):
+        return None
+    folder = Path(source.dataset).expanduser()
+    return folder if folder.is_dir() else None
 
 
 def _need_unchanged(source: HuggingFaceDataset, fingerprint: str) -> None:
@@ -93,29 +101,9 @@ def _read(
                 f"its columns are {', '.join(columns)}. Name its columns in the source's settings."
             )
     for number, row in enumerate(_rows(rows, source)):
-        yield _document(row, number, source)
+        yield document_of(row, source, f"{source.dataset}, row {number}", f"{source.name}:{number}")
         if (number + 1) % TOLD_DOCUMENTS == 0:
             report(f"{source.name}: {number + 1:,} documents read")
-
-
-def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> Document | Fault:
-    place = f"{source.dataset}, row {number}"
-    found_id = row.get(source.id_column) if source.id_column else f"{source.name}:{number}"
-    if found_id is None:
-        return Fault("no_id", f"{place}: no id under {source.id_column!r}.")
-    if isinstance(found_id, list | dict | bytes):
-        kind = type(found_id).__name__
-        return Fault("bad_id", f"{place}: the id is of the type {kind}, not text or a number.")
-    identifier = str(found_id)
-    if source.examples:
-        example = take_example(row.get, source.examples, place)
-        if isinstance(example, Fault):
-            return example
-        return of_example(identifier, example, source.name, place)
-    text = row.get(source.text_column)
-    if not isinstance(text, str):
-        return Fault("no_text", f"{place}: no text under {source.text_column!r}")
-    return Document(id=identifier, text=text, source=source.name, place=place)
 
 
 def _rows(rows: Any, source: HuggingFaceDataset) -> Iterator[dict[str, Any]]:
@@ -151,7 +139,7 @@ def _cached(source: HuggingFaceDataset) -> Path | None:
     from huggingface_hub.constants import is_offline_mode
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    if Path(source.dataset).is_dir() or not is_offline_mode():
+    if not is_offline_mode():
         return None
     try:
         folder = snapshot_download(
@@ -176,7 +164,7 @@ def _reached(source: HuggingFaceDataset) -> Iterator[None]:
         raise
     except Exception as error:
         # The Hub's, httpx', the operating system's and the formats' errors share no class.
-        is_folder = not files.is_local(source.dataset) or Path(source.dataset).is_dir()
+        is_folder = not files.is_local(source.dataset) or _folder(source)
         raise UserError(
             f"Source {source.name!r}: the Hugging Face dataset {source.dataset} (subset "
             f"{source.subset}, split {source.split}) cannot be read ({first_line(error)})."

@@ -211,6 +211,10 @@ class ChunkRecord(BaseModel):
     """Reason to documents that cannot be used."""
     examples: list[str] = Field(default_factory=list)
     """Messages of the first faults."""
+    unread: SkippedFiles = Field(default_factory=SkippedFiles)
+    """What archives hold that is not read."""
+    decoded: SkippedFiles = Field(default_factory=SkippedFiles)
+    """Files that are not UTF-8, by their encodings, and are read nevertheless."""
     licenses: Counter[str] = Field(default_factory=Counter)
     """License to documents."""
 
@@ -235,8 +239,7 @@ def write_chunks(chunks: Chunks, folder: Path, cache: str | None) -> list[ChunkR
 
 def _fetch(key: str, folder: Path, cache: str | None) -> ChunkRecord | None:
     """Write a cached chunk's files; None where anything of it is absent or damaged."""
-    content = read_cached(cache, key) if cache else None
-    if cache is None or content is None:
+    if cache is None or (content := read_cached(cache, key)) is None:
         return None
     record = ChunkRecord.model_validate_json(bytes(content))
     for name in record.files:
@@ -281,6 +284,9 @@ def _usable(documents: Iterable[Document | Fault], record: ChunkRecord) -> Itera
     for item in documents:
         document = item if isinstance(item, Fault) else check_document(item)
         if isinstance(document, Fault):
+            if document.counted != "dropped":
+                getattr(record, document.counted).add(document.reason, document.message)
+                continue
             record.faults[document.reason] += 1
             if record.faults[document.reason] <= EXAMPLES:
                 record.examples.append(document.message)

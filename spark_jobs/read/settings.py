@@ -1,9 +1,8 @@
-"""What the raw corpus is made of: sources, their formats, their columns."""
+"""What the raw corpus is made of: sources, and the columns of their text."""
 
 import re
-from dataclasses import dataclass
 from string import Formatter
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -11,145 +10,7 @@ from artifacts.errors import has_control_characters
 from artifacts.examples import Form
 from artifacts.settings import Settings
 from artifacts.storage.files import LocalPath, Place
-
-FormatName = Literal[
-    "text",
-    "html",
-    "pdf",
-    "docx",
-    "notebook",
-    "mail",
-    "subtitles",
-    "xml",
-    "rtf",
-    "odt",
-    "pptx",
-    "xlsx",
-    "epub",
-    "json",
-    "csv",
-    "parquet",
-    "archive",
-    "code",
-]
-FORMATS: tuple[FormatName, ...] = get_args(FormatName)
-TABLES: tuple[FormatName, ...] = ("json", "csv", "parquet")
-"""Formats whose rows have columns."""
-
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-
-_ENDINGS: dict[FormatName, str] = {
-    "text": "txt text md markdown mdx rst adoc asciidoc org tex log",
-    "html": "html htm xhtml",
-    "pdf": "pdf",
-    "docx": "docx",
-    "notebook": "ipynb",
-    "mail": "eml mbox",
-    "subtitles": "srt vtt",
-    "xml": "xml",
-    "rtf": "rtf",
-    "odt": "odt",
-    "pptx": "pptx",
-    "xlsx": "xlsx",
-    "epub": "epub",
-    "json": "jsonl ndjson json",
-    "csv": "csv tsv",
-    "parquet": "parquet",
-    "archive": "zip tar tgz",
-}
-LANGUAGES = {
-    "bash": "sh bash",
-    "c": "c h",
-    "c++": "cc cpp cxx hh hpp hxx",
-    "c#": "cs",
-    "clojure": "clj",
-    "css": "css scss",
-    "cuda": "cu cuh",
-    "dart": "dart",
-    "elixir": "ex exs",
-    "erlang": "erl",
-    "fortran": "f90 f95",
-    "go": "go",
-    "graphql": "graphql",
-    "haskell": "hs",
-    "java": "java",
-    "javascript": "js jsx mjs",
-    "julia": "jl",
-    "kotlin": "kt kts",
-    "lua": "lua",
-    "ocaml": "ml mli",
-    "perl": "pl pm",
-    "php": "php",
-    "powershell": "ps1",
-    "protobuf": "proto",
-    "python": "py pyi",
-    "r": "r",
-    "ruby": "rb",
-    "rust": "rs",
-    "scala": "scala",
-    "sql": "sql",
-    "swift": "swift",
-    "terraform": "tf",
-    "toml": "toml",
-    "typescript": "ts tsx",
-    "yaml": "yaml yml",
-}
-NUMBERED_ENDINGS = (*(e for name in TABLES for e in _ENDINGS[name].split()), "mbox")
-"""Of files of many documents, whose ids end with the document's number unless a column names it;
-pages of a wiki's dump have numbers of their own."""
-_BY_ENDING: dict[str, tuple[FormatName, str | None]] = {
-    f".{ending}": (name, None) for name, endings in _ENDINGS.items() for ending in endings.split()
-} | {
-    f".{ending}": ("code", name)
-    for name, endings in LANGUAGES.items()
-    for ending in endings.split()
-}
-_CODE_NAMES = ("dockerfile", "makefile")
-_TEXT_NAMES = (
-    *("authors", "changelog", "changes", "contributing", "copying", "install", "license"),
-    *("news", "notice", "readme", "todo"),
-)
-"""Files without an ending."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """How a file is read."""
-
-    name: FormatName
-    ending: str
-    """In lower case, such as `.md`; the compression's is taken off."""
-    language: str | None = None
-    """The programming language of code."""
-    compression: str | None = None
-
-
-def format_of(path: str) -> Format | None:
-    """The format that a file's name says, or None where it says none that can be read."""
-    name = path.rpartition("/")[2].lower()
-    compression = None
-    for ending, kind in COMPRESSIONS.items():
-        if name.endswith(ending):
-            name, compression = name.removesuffix(ending), kind
-    if name in _CODE_NAMES:
-        return Format("code", name, name, compression)
-    if name in _TEXT_NAMES:
-        return Format("text", name, compression=compression)
-    dot, ending = name.rpartition(".")[1:]
-    entry = _BY_ENDING.get(dot + ending)
-    if entry is None:
-        return None
-    # An ending that names both, so that it is not among those of compressions.
-    if name.endswith(".tgz"):
-        compression = "gzip"
-    return Format(entry[0], dot + ending, entry[1], compression)
-
-
-def kind_of(path: str) -> str:
-    """What a file that is not read is counted under: its ending, in lower case."""
-    name = path.rpartition("/")[2].lower()
-    stem, dot, ending = name.rpartition(".")
-    return dot + ending if dot and stem and len(ending) <= 12 else "no ending"
+from spark_jobs.read.formats import FORMATS, FormatName
 
 
 class PairColumns(Settings):
@@ -239,7 +100,8 @@ ExampleColumns = Annotated[
 
 TABLE = r"^[A-Za-z0-9_-]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+$"
 COLUMN = r"^[A-Za-z_][A-Za-z0-9_]{0,299}$"
-SELECT = re.compile(r"^\s*(select|with)\b", re.IGNORECASE)
+SELECT = re.compile(r"(?:\s|--.*\n|#.*\n|/\*(?s:.*?)\*/)*(select|with)\b", re.IGNORECASE)
+"""The beginning of a query, after comments."""
 
 
 def _check_name(name: str) -> str:
@@ -377,7 +239,7 @@ class Files(Settings):
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that are read; every row must have them, or those of a template."""
-        return _columns(self, self.templates)
+        return _columns(self)
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -413,6 +275,9 @@ class HuggingFaceDataset(Settings):
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Maximum share of unusable documents, which are set aside and counted; above it, the run
     fails. Empty documents do not count toward it."""
+
+    templates: ClassVar[tuple[str, ...]] = ()
+    """Its text is that of one column."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -485,13 +350,13 @@ def template_columns(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column for _, column, *_ in parts if column))
 
 
-def _columns(
-    source: Files | HuggingFaceDataset, templates: tuple[str, ...] = ()
-) -> tuple[str, ...]:
+def _columns(source: Files | HuggingFaceDataset) -> tuple[str, ...]:
     if source.examples:
         named = source.examples.columns
     else:
-        of_templates = (column for template in templates for column in template_columns(template))
+        of_templates = (
+            column for template in source.templates for column in template_columns(template)
+        )
         named = tuple(dict.fromkeys(of_templates)) or (source.text_column,)
     return (*named, source.id_column) if source.id_column else named
 

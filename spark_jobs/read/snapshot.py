@@ -17,7 +17,7 @@ from artifacts.store.identity import hash_json
 from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.read.bigquery import open_bigquery, read_exported
 from spark_jobs.read.docstrings import open_packages
-from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, judge_faults
+from spark_jobs.read.document import EXAMPLES, judge_faults
 from spark_jobs.read.facts import open_facts
 from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_stored
 from spark_jobs.read.hugging_face import open_dataset
@@ -67,12 +67,8 @@ def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str
         unread: of each source what lies beside its text.
     """
     of_all = [record for of_source in records.values() for record in of_source]
-    decoded, skipped = _counted(DECODED, of_all), SkippedFiles()
-    for counted in (*unread, _counted(UNREAD, of_all)):
-        skipped.merge(counted)
-    for found in (decoded, skipped):
-        found.examples = {kind: names[:EXAMPLES] for kind, names in found.examples.items()}
-    reasons = _sum("faults", of_all).items()
+    skipped = _merged([*unread, *(record.unread for record in of_all)])
+    decoded = _merged(record.decoded for record in of_all)
     stats: dict[str, Any] = {
         "documents": sum(record.documents for record in of_all),
         "bytes": sum(record.bytes for record in of_all),
@@ -85,7 +81,7 @@ def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str
             if any(record.documents for record in of_source)
         },
         "licenses": dict(sorted(_sum("licenses", of_all).items())),
-        "dropped": {k: n for k, n in reasons if not k.startswith((UNREAD, DECODED))},
+        "dropped": dict(_sum("faults", of_all)),
         "faults": [example for of_source in records.values() for example in _examples(of_source)],
         "unread": dict(skipped.counts.most_common()),
         "unread_examples": skipped.examples,
@@ -104,16 +100,13 @@ def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str
     return stats
 
 
-def _counted(beginning: str, records: list[ChunkRecord]) -> SkippedFiles:
-    """What was counted under reasons that begin so."""
-    counted = SkippedFiles()
-    for record in records:
-        for reason, count in record.faults.items():
-            if reason.startswith(beginning):
-                start, kind = f"{reason}: ", reason.removeprefix(beginning)
-                names = [o.removeprefix(start) for o in record.examples if o.startswith(start)]
-                counted.merge(SkippedFiles(Counter({kind: count}), {kind: names}))
-    return counted
+def _merged(counted: Iterable[SkippedFiles]) -> SkippedFiles:
+    """All of them as one, with the first names of each kind."""
+    merged = SkippedFiles()
+    for one in counted:
+        merged.merge(one)
+    merged.examples = {kind: names[:EXAMPLES] for kind, names in merged.examples.items()}
+    return merged
 
 
 def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
@@ -121,14 +114,11 @@ def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
 
 
 def _examples(records: list[ChunkRecord]) -> list[str]:
-    examples = (example for record in records for example in record.examples)
-    return [example for example in examples if not example.startswith((UNREAD, DECODED))][
-        :MOST_EXAMPLES
-    ]
+    return [example for record in records for example in record.examples][:MOST_EXAMPLES]
 
 
 CODE_VERSION = "18"
-LIBRARIES = frozenset({"datasets", "pyarrow"}).union(*EXTRACTORS.values())
+LIBRARIES = frozenset({"datasets", "pyarrow"}) | EXTRACTORS
 """All libraries that may decide what is read."""
 
 

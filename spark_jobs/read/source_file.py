@@ -11,7 +11,7 @@ from typing import Any
 
 from artifacts.errors import shown_in_line
 from artifacts.storage import files, transfer
-from spark_jobs.read.settings import Format
+from spark_jobs.read.formats import Format
 
 Tick = Callable[[int], None]
 """Called with the number of bytes that were just read."""

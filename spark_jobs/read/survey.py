@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
+from spark_jobs.read.document import EXAMPLES, Document, Fault
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.rows import count_rows
 from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
@@ -50,7 +50,7 @@ class TextSurvey:
     """Documents that were read."""
     languages: Counter[str | None] = field(default_factory=Counter)
     """What they seem to be written in, to how many; None where nothing tells."""
-    share: float = 0.0
+    share: float = 1.0
     """Share of the bytes that were read; 1 if everything was."""
 
 
@@ -97,10 +97,12 @@ def survey(
     Raises:
         UserError: a file cannot be read, and the source sets none aside; or a library is missing.
     """
-    deadline = None if seconds is None else time.monotonic() + seconds
     unread, decoded = SkippedFiles(most=messages), SkippedFiles(most=messages)
     result = TextSurvey(unread=unread, decoded=decoded)
-    look = _Look(source, least_characters, messages, set() if seen is None else seen, deadline)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    look = _Look(
+        source, least_characters, messages, set() if seen is None else seen, deadline, result
+    )
     kinds: dict[str, _Kind] = defaultdict(lambda: _Kind([]))
     # By a hash, since files with similar names often hold similar text.
     for file in sorted(files, key=lambda file: hash64(file.name)):
@@ -109,16 +111,15 @@ def survey(
         # One file of each format in turn: whenever the time is up, something is known of each.
         for row in zip_longest(*(kind.files for kind in kinds.values())):
             for file in filter(None, row):
-                look.read(file, kinds[file.format.name], result)
+                look.read(file, kinds[file.format.name])
     for name, kind in kinds.items():
         factor = kind.whole_over_read(name)
         for counted, number in kind.counts.items():
             setattr(result, counted, getattr(result, counted) + factor * number)
-    total = sum(kind.size for kind in kinds.values())
-    bytes_read = sum(kind.bytes for kind in kinds.values())
-    unfinished = any(kind.finished < len(kind.files) for kind in kinds.values())
-    # Never 1 before all is read, which is what 1 means.
-    result.share = min(0.999, bytes_read / max(1, total)) if unfinished else 1.0
+    if any(kind.finished < len(kind.files) for kind in kinds.values()):
+        bytes_read = sum(kind.bytes for kind in kinds.values())
+        # Never 1 before all is read, which is what 1 means.
+        result.share = min(0.999, bytes_read / max(1, sum(file.size for file in files)))
     return result
 
 
@@ -128,16 +129,17 @@ class _TimeIsUpError(Exception):
 
 @dataclass
 class _Look:
-    """The arguments of `survey`, and what is done with each file by them."""
+    """The arguments of `survey`, and what is found out of each file by them."""
 
     source: Files
     least_characters: int
     messages: int
     seen: set[int]
     deadline: float | None
+    result: TextSurvey
 
-    def read(self, file: StoredFile, kind: _Kind, result: TextSurvey) -> None:
-        name = file.format.name
+    def read(self, file: StoredFile, kind: _Kind) -> None:
+        name, result = file.format.name, self.result
 
         def tick(number: int) -> None:
             kind.bytes += number if name != "parquet" else 0
@@ -156,23 +158,23 @@ class _Look:
                 kind.bytes += file.size / rows if rows else 0
                 checked = document if isinstance(document, Fault) else check_document(document)
                 if isinstance(checked, Fault):
-                    self._set_aside(checked, result)
+                    self._set_aside(checked)
                 else:
-                    self._add(checked, kind, result, new)
+                    self._add(checked, kind, new)
         except BadFile as error:
             if self.source.on_bad_file == "stop":
                 raise
             # A run leaves out the whole file, even documents that come before the damage.
             result.read, result.languages, kind.counts = before
             self.seen.difference_update(new)
-            self._set_aside(Fault("bad_file", str(error)), result)
+            self._set_aside(Fault("bad_file", str(error)))
         except SourceChanged:
             # What else there is decides; a run reads what is there by then.
             result.unread.add("removed while the folder was read", file.name)
         kind.finished += 1
 
-    def _add(self, document: Document, kind: _Kind, result: TextSurvey, new: list[int]) -> None:
-        result.read += 1
+    def _add(self, document: Document, kind: _Kind, new: list[int]) -> None:
+        self.result.read += 1
         text = " ".join(document.text.split())
         digest = hash64(text)
         if len(text) < self.least_characters:
@@ -182,21 +184,18 @@ class _Look:
         else:
             self.seen.add(digest)
             new.append(digest)
-            kind.counts["documents"] += 1
-            result.languages[guess_language(text)] += 1
+            self.result.languages[guess_language(text)] += 1
             content = document.text.encode("utf-8", "surrogatepass")
-            kind.counts["bytes"] += len(content)
-            kind.counts["beyond_ascii"] += len(content.translate(None, ASCII))
+            beyond_ascii = len(content.translate(None, ASCII))
+            kind.counts.update(documents=1, bytes=len(content), beyond_ascii=beyond_ascii)
 
-    def _set_aside(self, fault: Fault, result: TextSurvey) -> None:
-        for beginning, skipped in ((DECODED, result.decoded), (UNREAD, result.unread)):
-            if fault.reason.startswith(beginning):
-                name = fault.message.removeprefix(f"{fault.reason}: ")
-                skipped.add(fault.reason.removeprefix(beginning), name)
-                return
-        result.faults[fault.reason] += 1
-        if result.faults[fault.reason] <= self.messages:
-            result.messages.append(fault.message)
+    def _set_aside(self, fault: Fault) -> None:
+        if fault.counted != "dropped":
+            getattr(self.result, fault.counted).add(fault.reason, fault.message)
+            return
+        self.result.faults[fault.reason] += 1
+        if self.result.faults[fault.reason] <= self.messages:
+            self.result.messages.append(fault.message)
 
 
 LOOKED_AT = 2_000
@@ -216,15 +215,13 @@ _WORDS = {
 COMMON = {name: frozenset(words.split()) for name, words in _WORDS.items()}
 """The commonest words of a few languages."""
 SCRIPTS = {
-    **dict.fromkeys(("HIRAGANA", "KATAKANA"), "Japanese"),
+    "HIRAGANA": "Japanese",
+    "KATAKANA": "Japanese",
     "HANGUL": "Korean",
     "CJK": "Chinese or Japanese",
-    **{
-        name.upper(): name
-        for name in ("Cyrillic", "Greek", "Arabic", "Hebrew", "Devanagari", "Thai")
-    },
 }
-"""Beginning of the Unicode names of letters that are not Latin, to what is said of them."""
+"""Scripts that belong to a language, by the beginning of their letters' Unicode names; the other
+ones, such as Cyrillic, are named themselves."""
 
 
 def guess_language(text: str) -> str | None:
@@ -234,14 +231,14 @@ def guess_language(text: str) -> str | None:
     """
     text = text[:LOOKED_AT].lower()
     letters = [character for character in text if character.isalpha()]
-    scripts = Counter(
-        unicodedata.name(letter, "").split(" ")[0].split("-")[0] for letter in letters
-    )
-    others = Counter({name: scripts[name] for name in SCRIPTS})
-    if 2 * others.total() > len(letters):
+    scripts = Counter(re.split("[ -]", unicodedata.name(letter, "LATIN"))[0] for letter in letters)
+    del scripts["LATIN"]
+    if 2 * scripts.total() > len(letters):
         # Japanese text has Chinese characters, too, so its own ones decide.
-        japanese = others["HIRAGANA"] + others["KATAKANA"]
-        return "Japanese" if japanese > len(letters) / 10 else SCRIPTS[others.most_common(1)[0][0]]
+        japanese = scripts["HIRAGANA"] + scripts["KATAKANA"]
+        script = scripts.most_common(1)[0][0]
+        is_japanese = japanese > len(letters) / 10
+        return "Japanese" if is_japanese else SCRIPTS.get(script, script.capitalize())
     words = re.findall(r"[^\W\d_]+", text)
     counts = {name: sum(word in common for word in words) for name, common in COMMON.items()}
     likeliest = max(counts, key=counts.__getitem__)

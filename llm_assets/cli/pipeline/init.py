@@ -35,17 +35,13 @@ from llm_assets.settings_file import OTHER_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.document import EXAMPLES, Fault
+from spark_jobs.read.files.encodings import decode, wide_encoding_of
 from spark_jobs.read.files.find import NoFiles, find_files
 from spark_jobs.read.files.rows import PROSE_WORDS, json_records, table_rows
-from spark_jobs.read.files.streams import (
-    BadFile,
-    Content,
-    SourceChanged,
-    decode,
-    wide_encoding_of,
-)
+from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
+from spark_jobs.read.formats import FORMATS, TABLES, FormatName
 from spark_jobs.read.opened import hash64
-from spark_jobs.read.settings import FORMATS, TABLES, Files, FormatName, template_columns
+from spark_jobs.read.settings import Files, template_columns
 from spark_jobs.read.source_file import StoredFile
 
 BODIES = ("text", "content", "body", "article", "document", "markdown", "description")

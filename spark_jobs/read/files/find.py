@@ -19,8 +19,9 @@ from fsspec.utils import glob_translate
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
 from spark_jobs.read.document import EXAMPLES
+from spark_jobs.read.formats import FORMATS, format_of, kind_of
 from spark_jobs.read.opened import SkippedFiles
-from spark_jobs.read.settings import FORMATS, Files, format_of, kind_of
+from spark_jobs.read.settings import Files
 from spark_jobs.read.source_file import LocalFile, RemoteFile, StoredFile, local_state
 
 STORE = "store of llm-assets"

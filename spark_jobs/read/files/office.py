@@ -1,302 +1,16 @@
-"""The text of mail, subtitles, XML and the documents of office programs."""
+"""The text of documents of office programs and of e-books."""
 
 import codecs
-import email
-import html
 import io
 import posixpath
 import re
 import zipfile
-from collections.abc import Container, Iterator
-from email.errors import HeaderParseError
-from email.header import decode_header
-from email.message import EmailMessage, MIMEPart
-from email.policy import default
-from itertools import groupby
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from artifacts.errors import first_line
-from spark_jobs.read.document import Document, Fault
-from spark_jobs.read.files.rows import naming_encoding, one_document
-from spark_jobs.read.files.streams import (
-    BadFile,
-    Content,
-    OverlongLine,
-    decode,
-    decoded,
-    lines_of,
-    too_large,
-)
-
-_TIMING = re.compile(r"(?:^\d+\n)?^[-\d:., \t]*-->.*$", re.MULTILINE)
-"""A line of times, and a number before it."""
-_TIMES = re.compile(r"[-\d:., \t]*-->")
-_VTT_ASIDE = re.compile(r"WEBVTT|(NOTE|STYLE|REGION)(\s|$)")
-_TAG = re.compile(r"<[^>]*>")
-_MEANT: dict[str, tuple[str, ...]] = {
-    "ascii": (),
-    "utf-8": ("utf-8-sig",),
-    "iso8859-1": ("utf-8-sig", "cp1252"),
-    "big5": ("cp950", "big5hkscs"),
-    "cp1252": ("utf-8-sig", "cp1252"),
-    "shift_jis": ("cp932",),
-    "gb2312": ("gb18030",),
-    "gbk": ("gb18030",),
-    "euc_kr": ("cp949",),
-    "iso2022_jp": ("iso2022_jp_ext",),
-}
-"""Maps an encoding that a message names to what programs write under its name: larger encodings,
-and UTF-8, as which hardly any other text can be decoded."""
-MOST_LOST = 0.02
-"""Share of characters that may be lost: of a footer, a cut end, or a vendor's signs."""
-_DUMP = re.compile(rb"<mediawiki[\s>]")
-HEAD_BYTES = 4096
-_NOTED = "{*}nvSpPr/{*}nvPr/{*}ph[@type='body']"
-"""The mark of the shape that holds a speaker's notes."""
-_SPACES = {"br": "\n", "line-break": "\n", "tab": "\t", "s": " "}
-"""Elements that stand for a space between words, by their local names."""
-_PARAGRAPHS = ("p", "h")
-_PASSED_OVER = ("tracked-changes", "annotation", "note-citation", "ruby-text")
-"""What an OpenDocument text holds that is not its text: what was deleted, comments, the numbers of
-notes, and how a word is read."""
-_HTML_BLOCKS = ["h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "th", "blockquote"]
-_HTML_BLOCKS += ["br", "div", "tr", "table", "ul", "ol", "dl", "dt", "dd", "section", "article"]
-_HTML_BLOCKS += ["header", "footer", "figure", "figcaption"]
-
-_KEPT_BLANKS = {ord(" "): 0xFDD0, ord("\t"): 0xFDD1}
-"""Blanks of preformatted text, mapped to characters that no text has."""
-
-
-def read_mail(content: Content) -> Iterator[Document | Fault]:
-    """A message's subject and text; of a mailbox (`.mbox`) each message is a document.
-
-    Addresses and attachments are left out: of the headers a model learns the subject alone.
-    """
-    if content.file.format.ending != ".mbox":
-        yield from one_document(content, _mail_text)
-        return
-    encodings: set[str] = set()
-    for number, message in enumerate(_messages(content), start=1):
-        where = f"message {number}"
-        if isinstance(message, OverlongLine):
-            yield too_large(content, where, message.length)
-            continue
-        try:
-            text, encoding = _mail_text(message, content.source.encoding)
-        except Exception as error:
-            # As the extractors of whole files, the parser raises whatever it stumbles over.
-            reason = f"cannot be read as mail ({first_line(error)})"
-            yield Fault("bad_message", f"{content.file.shown}: {where} {reason}.")
-        else:
-            if encoding and encoding not in encodings:
-                encodings.add(encoding)
-                yield decoded(content, encoding)
-            yield content.document(f"{content.file.name}:{number}", text, where)
-
-
-def _messages(content: Content) -> Iterator[bytes | OverlongLine]:
-    """The messages of a mailbox; each begins with a line `From ...` after an empty one."""
-    with content.open() as stream:
-        message: list[bytes] = []
-        size, before = 0, b"\n"
-        for line in lines_of(stream, b"\n", content.maximum_bytes):
-            if isinstance(line, OverlongLine):
-                size += line.length
-                continue
-            if line.startswith(b"From ") and not before.strip():
-                if message:
-                    yield b"".join(message) if size <= content.maximum_bytes else OverlongLine(size)
-                message, size = [], 0
-            else:
-                size += len(line)
-                # Nothing more is kept of a message that is too long.
-                if size <= content.maximum_bytes:
-                    message.append(line)
-            before = line
-        if message:
-            yield b"".join(message) if size <= content.maximum_bytes else OverlongLine(size)
-
-
-def _mail_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
-    """A message's subject and text, and the encoding of text that names none."""
-    message = email.message_from_bytes(content, policy=default)
-    assert isinstance(message, EmailMessage)
-    texts = [_subject(message, declared), *_own_texts(message, declared)]
-    text = "\n\n".join(filter(None, (text.strip() for text, _ in texts)))
-    return text, next((encoding for _, encoding in texts if encoding), None)
-
-
-def _subject(message: EmailMessage, declared: str | None) -> tuple[str, str | None]:
-    """A message's subject, and the encoding of one that names none."""
-    subject = str(message["subject"] or "")
-    if "\ufffd" not in subject:
-        return subject, None
-    # Python has put that sign where the subject is not in the encoding that it names.
-    header = next(value for name, value in message.raw_items() if name.lower() == "subject")
-    texts, encoding = [], None
-    try:
-        for piece, charset in decode_header("".join(str(header).splitlines())):
-            if charset is None and isinstance(piece, bytes):
-                piece = piece.decode("raw-unicode-escape")
-            encoded = (
-                piece if isinstance(piece, bytes) else piece.encode("ascii", "surrogateescape")
-            )
-            text, other = _decode_as(encoded, charset or "us-ascii", declared)
-            texts.append(text)
-            encoding = encoding or other
-    except (UnicodeError, HeaderParseError):
-        # Cut within a character, or in no encoding that can be told: no reason to lose the text.
-        return subject if subject.count("\ufffd") == 1 else "", None
-    return "".join(texts), encoding
-
-
-def _own_texts(part: MIMEPart, declared: str | None) -> Iterator[tuple[str, str | None]]:
-    """What a message itself says, part by part in its order, and the encoding of text that names
-    none; not what is attached or forwarded."""
-    kind = part.get_content_type()
-    if part.is_attachment():
-        return
-    if kind in ("text/plain", "text/html"):
-        yield _part_text(part, declared)
-        return
-    if part.get_content_maintype() != "multipart":
-        return
-    parts = [child for child in part.iter_parts() if isinstance(child, MIMEPart)]
-    if kind == "multipart/alternative":
-        # The same text in several versions, the plain one first; it is often left empty.
-        parts.sort(key=lambda child: child.get_content_type() != "text/plain")
-        versions = (list(_own_texts(child, declared)) for child in parts)
-        yield from next((v for v in versions if any(text.strip() for text, _ in v)), [])
-        return
-    # The second part is the signature.
-    if kind == "multipart/signed":
-        parts = parts[:1]
-    elif kind == "multipart/related":
-        # The root alone: the other parts, such as pictures, belong to it.
-        start = part.get_param("start")
-        parts = [child for child in parts if start and child["content-id"] == start][:1] or parts[
-            :1
-        ]
-    for number, piece in enumerate(parts):
-        # Text goes on after a picture in a part of its own; what has a name then is a file.
-        if number == 0 or not piece.get_filename():
-            yield from _own_texts(piece, declared)
-
-
-def _part_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
-    payload = part.get_payload(decode=True)
-    content = payload if isinstance(payload, bytes) else b""
-    text, encoding = _decode_as(content, part.get_content_charset("us-ascii"), declared)
-    return _html_text(text) if part.get_content_subtype() == "html" else text, encoding
-
-
-def _decode_as(content: bytes, charset: str, declared: str | None) -> tuple[str, str | None]:
-    """Decode text that names its encoding; if that is unknown or wrong, it is decoded as text files
-    are. If only a few bytes are not in the encoding, these are lost.
-
-    Raises:
-        UnicodeDecodeError: there is no telling.
-    """
-    encodings = _encodings(charset)
-    failure: UnicodeDecodeError | None = None
-    for encoding in encodings:
-        try:
-            return content.decode(encoding), None
-        except UnicodeDecodeError as error:
-            failure = failure or error
-    # Text in an encoding of seven bits would pass for ASCII.
-    if failure is None or not content.isascii():
-        try:
-            return decode(content, declared)
-        except UnicodeDecodeError as error:
-            failure = error
-    for encoding in encodings:
-        text = content.decode(encoding, "replace")
-        if text.count("\ufffd") <= MOST_LOST * len(text):
-            return text, None
-    raise failure
-
-
-def _encodings(charset: str) -> tuple[str, ...]:
-    """What text that names an encoding is in, the first that fits."""
-    try:
-        name = codecs.lookup(charset).name
-        "".encode(name)
-    except (LookupError, UnicodeError):
-        return ()
-    return _MEANT.get(name, (name,))
-
-
-def subtitles_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
-    """What is said, without numbers and times, and the encoding (`rows.Extract`); a line that goes
-    on is written once."""
-    text, encoding = decode(content, declared)
-    is_vtt = text.startswith("WEBVTT")
-    spoken: list[str] = []
-    grouped = groupby(map(str.strip, text.splitlines()), key=bool)
-    blocks = ["\n".join(block) for is_text, block in grouped if is_text]
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
-        before, *timed = _TIMING.split(block)
-        if not timed and is_vtt and _VTT_ASIDE.match(before):
-            continue
-        # A number belongs to the times after it, even after a blank line, or at the end to none.
-        if not timed and before.isdecimal() and (after is None or _TIMES.match(after)):
-            continue
-        # In a WebVTT file what is before the times is the name of what follows.
-        shown = timed if timed and is_vtt else [before, *timed]
-        for line in "\n".join(shown).splitlines():
-            line = _TAG.sub("", line)
-            line = (html.unescape(line) if is_vtt else line).strip()
-            if line and spoken[-1:] != [line]:
-                spoken.append(line)
-    return "\n".join(spoken), encoding
-
-
-def read_xml(content: Content) -> Iterator[Document | Fault]:
-    """All text of a file as one document; of a wiki's dump each page is a document."""
-    with content.open() as stream:
-        is_dump = _DUMP.search(stream.read(HEAD_BYTES))
-    if not is_dump:
-        yield from one_document(content, naming_encoding(_xml_text))
-        return
-    from lxml import etree
-
-    # Without entities, which may multiply or fetch other files.
-    safe = {"resolve_entities": False, "no_network": True}
-    try:
-        with content.open() as stream:
-            pages = etree.iterparse(stream, tag="{*}page", **safe)
-            for number, (_, page) in enumerate(pages, start=1):
-                yield _wiki_page(page, content, number)
-                # Only one page of a dump, which may have gigabytes, is held at a time.
-                page.clear()
-                while page.getprevious() is not None:
-                    del page.getparent()[0]
-    except etree.XMLSyntaxError as error:
-        raise BadFile(
-            f"{content.file.shown} is not readable XML ({first_line(error)}). Fetch the file again."
-        ) from error
-
-
-def _wiki_page(page: Any, content: Content, number: int | str) -> Document | Fault:
-    """A page's title and the newest of its texts, in the wiki's markup."""
-    title = page.findtext("{*}title") or ""
-    texts = [text.text or "" for text in page.iterfind("{*}revision/{*}text")]
-    # A page that only leads to another one has no text of its own.
-    text = texts[-1].strip() if texts and page.find("{*}redirect") is None else ""
-    number = page.findtext("{*}id") or number
-    where = f"page {number}"
-    if len(text) > content.maximum_bytes:
-        return too_large(content, where, len(text))
-    text = f"{title}\n\n{text}" if text else ""
-    return content.document(f"{content.file.name}:{number}", text, where)
-
-
-def _xml_text(content: bytes) -> str:
-    """All text between the tags, a line for each element that has some."""
-    return "\n".join(filter(None, (" ".join(t.split()) for t in _parse(content).itertext())))
-
+from spark_jobs.read.files.encodings import decode
+from spark_jobs.read.files.markup import all_text, parse_xml
 
 _RTF_ERRORS = "llm-assets.rtf"
 _RTF_MAC = re.compile(r"^\s*\{\\rtf\d*(\\[a-z]+-?\d*\s?)*?\\mac(?![a-z])")
@@ -443,83 +157,6 @@ def _word_paragraph(block: Any) -> str:
     return f"{'#' * int(heading[1])} {block.text}" if heading else str(block.text)
 
 
-def odt_text(content: bytes) -> str:
-    """An OpenDocument text's headings and paragraphs."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return "\n\n".join(_paragraphs(_parse(archive.read("content.xml"))))
-
-
-def pptx_text(content: bytes) -> str:
-    """A presentation's text, slide by slide in the order in which they are shown, each with what
-    its speaker noted."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return "\n\n".join(_slides_text(archive))
-
-
-def _slides_text(archive: zipfile.ZipFile) -> Iterator[str]:
-    whole = "ppt/presentation.xml"
-    members = set(archive.namelist())
-    places = {identifier: place for identifier, _, place in _relations(archive, members, whole)}
-    for slide in _parse(archive.read(whole)).iterfind("{*}sldIdLst/{*}sldId"):
-        # Its other attribute `id`, in no namespace, is a number.
-        place = next((places.get(v, "") for key, v in slide.items() if key.endswith("}id")), "")
-        if place not in members:
-            continue
-        yield from _paragraphs(_parse(archive.read(place)))
-        for _, kind, beside in _relations(archive, members, place):
-            if kind.endswith("/notesSlide") and beside in members:
-                # The other shapes of the notes repeat the slide and its number.
-                for shape in _parse(archive.read(beside)).iter("{*}sp"):
-                    if shape.find(_NOTED) is not None:
-                        yield from _paragraphs(shape)
-
-
-def _relations(
-    archive: zipfile.ZipFile, members: Container[str], name: str
-) -> list[tuple[str, str, str]]:
-    """What a member refers to: the reference's id, its kind and the other member.
-
-    Args:
-        there: the names of the archive's members, of which there may be very many.
-    """
-    folder, base = posixpath.split(name)
-    place = f"{folder}/_rels/{base}.rels"
-    if place not in members:
-        return []
-    return [
-        (
-            relation.get("Id", ""),
-            relation.get("Type", ""),
-            _member_at(members, folder, relation.get("Target", "")),
-        )
-        for relation in _parse(archive.read(place)).iter("{*}Relationship")
-    ]
-
-
-def _member_at(members: Container[str], folder: str, target: str) -> str:
-    """The member that a target leads to; in the archive its name may be escaped as there."""
-    name = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-    return name if name in members else unquote(name)
-
-
-def epub_text(content: bytes) -> str:
-    """A book's chapters, in their order."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        chapters = (decode(archive.read(name))[0] for name in _chapters(archive))
-        return "\n\n".join(map(_html_text, chapters))
-
-
-def _chapters(archive: zipfile.ZipFile) -> list[str]:
-    """The pages of a book's spine, by its package document."""
-    container = _parse(archive.read("META-INF/container.xml"))
-    package_path = next(container.iter("{*}rootfile")).get("full-path", "")
-    package = _parse(archive.read(package_path))
-    places = {item.get("id"): item.get("href", "") for item in package.iter("{*}item")}
-    folder = posixpath.dirname(package_path)
-    spine = (places.get(reference.get("idref"), "") for reference in package.iter("{*}itemref"))
-    return [posixpath.join(folder, unquote(place)) for place in spine if place]
-
-
 _XLSX_ENDS = re.compile("_x000[dD]_")
 
 
@@ -544,6 +181,20 @@ def xlsx_text(content: bytes) -> str:
     return "\n\n".join(sheets)
 
 
+_SPACES = {"br": "\n", "line-break": "\n", "tab": "\t", "s": " "}
+"""Elements that stand for a space between words, by their local names."""
+_PARAGRAPHS = ("p", "h")
+_PASSED_OVER = ("tracked-changes", "annotation", "note-citation", "ruby-text")
+"""What an OpenDocument text holds that is not its text: what was deleted, comments, the numbers of
+notes, and how a word is read."""
+
+
+def odt_text(content: bytes) -> str:
+    """An OpenDocument text's headings and paragraphs."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return "\n\n".join(_paragraphs(parse_xml(archive.read("content.xml"))))
+
+
 def _paragraphs(document: Any) -> Iterator[str]:
     """The paragraphs of a document in XML, or of a part of it, that say anything."""
     for element in list(document.iter(*(f"{{*}}{tag}" for tag in _PASSED_OVER))):
@@ -565,41 +216,69 @@ def _pieces(element: Any) -> Iterator[str]:
         yield part.tail or ""
 
 
-_TITLE, _TITLE_END = re.compile("<title[^>]*>", re.IGNORECASE), re.compile("</title", re.IGNORECASE)
+_NOTED = "{*}nvSpPr/{*}nvPr/{*}ph[@type='body']"
+"""The mark of the shape that holds a speaker's notes."""
 
 
-def _html_text(markup: str) -> str:
-    """All text of a page that is a document as a whole, block by block."""
-    from lxml import etree
-    from lxml.html import HTMLParser, document_fromstring
-
-    # The page is encoded as UTF-8 here, whatever it says of its encoding.
-    parser = HTMLParser(encoding="utf-8")
-    if not _TITLE_END.search(markup):
-        # A title that is not closed would take in the whole page.
-        markup = _TITLE.sub("", markup)
-    try:
-        page = document_fromstring(markup.encode(), parser=parser)
-    except etree.ParserError:  # It is blank, or a comment alone.
-        return ""
-    for aside in page.xpath("//head | //script | //style"):
-        aside.drop_tree()
-    for block in page.iter("pre"):
-        for element in block.iter():
-            element.text = (element.text or "").translate(_KEPT_BLANKS)
-            if element is not block:
-                element.tail = (element.tail or "").translate(_KEPT_BLANKS)
-    for block in page.iter(*_HTML_BLOCKS):
-        block.text = "\n" + (block.text or "")
-        block.tail = "\n" + (block.tail or "")
-    lines = (" ".join(line.split()) for line in page.text_content().splitlines())
-    blanks = {kept: blank for blank, kept in _KEPT_BLANKS.items()}
-    return "\n".join(filter(None, (line.translate(blanks).rstrip() for line in lines)))
+def pptx_text(content: bytes) -> str:
+    """A presentation's text, slide by slide in the order in which they are shown, each with what
+    its speaker noted."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return "\n\n".join(_Presentation(archive).paragraphs())
 
 
-def _parse(found: bytes) -> Any:
-    """The root of an XML document, without what it might fetch or multiply."""
-    from lxml import etree
+class _Presentation:
+    """The members of a presentation's archive, and how they refer to each other."""
 
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True)
-    return etree.fromstring(found, parser)
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        # Listed once: there may be very many, and whatever a slide refers to is looked up in them.
+        self._members = set(archive.namelist())
+
+    def paragraphs(self) -> Iterator[str]:
+        whole = "ppt/presentation.xml"
+        slides = {identifier: slide for identifier, _, slide in self._relations(whole)}
+        for shown in parse_xml(self._archive.read(whole)).iterfind("{*}sldIdLst/{*}sldId"):
+            # Its other attribute `id`, in no namespace, is a number.
+            slide = next((slides.get(v) for key, v in shown.items() if key.endswith("}id")), None)
+            if slide is None:
+                continue
+            yield from _paragraphs(parse_xml(self._archive.read(slide)))
+            for _, kind, notes in self._relations(slide):
+                if kind.endswith("/notesSlide"):
+                    # The other shapes of the notes repeat the slide and its number.
+                    for shape in parse_xml(self._archive.read(notes)).iter("{*}sp"):
+                        if shape.find(_NOTED) is not None:
+                            yield from _paragraphs(shape)
+
+    def _relations(self, name: str) -> Iterator[tuple[str, str, str]]:
+        """The members that a member refers to: the reference's id, its kind and the other one."""
+        folder, base = posixpath.split(name)
+        place = f"{folder}/_rels/{base}.rels"
+        if place not in self._members:
+            return
+        for relation in parse_xml(self._archive.read(place)).iter("{*}Relationship"):
+            target = posixpath.join("/", folder, relation.get("Target", ""))
+            other = posixpath.normpath(target).lstrip("/")
+            # The reference may be escaped where the member's name is not.
+            other = other if other in self._members else unquote(other)
+            if other in self._members:
+                yield relation.get("Id", ""), relation.get("Type", ""), other
+
+
+def epub_text(content: bytes) -> str:
+    """A book's chapters, in their order."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        chapters = (decode(archive.read(name))[0] for name in _chapters(archive))
+        return "\n\n".join(map(all_text, chapters))
+
+
+def _chapters(archive: zipfile.ZipFile) -> list[str]:
+    """The pages of a book's spine, by its package document."""
+    container = parse_xml(archive.read("META-INF/container.xml"))
+    package_path = next(container.iter("{*}rootfile")).get("full-path", "")
+    package = parse_xml(archive.read(package_path))
+    places = {item.get("id"): item.get("href", "") for item in package.iter("{*}item")}
+    folder = posixpath.dirname(package_path)
+    spine = (places.get(reference.get("idref"), "") for reference in package.iter("{*}itemref"))
+    return [posixpath.join(folder, unquote(place)) for place in spine if place]

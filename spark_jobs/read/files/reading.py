@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,12 +19,16 @@ from artifacts.progress import CountedProgress
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import EMPTY, Document, Fault
-from spark_jobs.read.files import office, rows, streams
+from spark_jobs.read.files import mail, markup, office, rows, whole
+from spark_jobs.read.files.archives import members
+from spark_jobs.read.files.encodings import decode
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.files.streams import BadFile, Content
+from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
+from spark_jobs.read.files.whole import Extract, naming_encoding, one_document
+from spark_jobs.read.formats import TABLES, FormatName
 from spark_jobs.read.opened import Chunks, OpenedSource, Texts, chunk_key, group, hash64
-from spark_jobs.read.settings import TABLES, Files, FormatName
-from spark_jobs.read.source_file import RemoteFile, SourceFile, StoredFile, Tick
+from spark_jobs.read.settings import Files
+from spark_jobs.read.source_file import RemoteFile, SourceFile, State, StoredFile, Tick
 
 SETTLED_NANOSECONDS = 2_000_000_000
 """A file that was written so shortly before it was hashed may change again within one step of its
@@ -56,64 +60,67 @@ class Digests:
 
     def look(self, source: str, listed: list[StoredFile], tick: Tick) -> dict[str, str]:
         """Digests by path; only files whose state differs from before are read."""
-        recorded = self._known.get(source, {})
+        recorded, began = self._known.get(source, {}), time.time_ns()
 
-        def digest(file: StoredFile) -> tuple[str, bool]:
-            state, before = file.listed_state, recorded.get(file.path)
-            if before is not None and before[0] == state:
-                return before[1], True
-            began = time.time_ns()
-            times = state[2:] if isinstance(state, tuple) else (0,)
-            return file.digest(tick), began - max(times) > SETTLED_NANOSECONDS
+        def digest(file: StoredFile) -> str:
+            state, known = recorded.get(file.path, (None, ""))
+            return known if state == file.listed_state else file.digest(tick)
+
+        def is_settled(state: State) -> bool:
+            written = max(state[2:]) if isinstance(state, tuple) else 0
+            return began - written > SETTLED_NANOSECONDS
 
         with ThreadPoolExecutor(HASH_THREADS) as threads:
-            looked_at = zip(listed, threads.map(digest, listed), strict=True)
-            digests = {file.path: digest for file, digest in looked_at}
-        settled = (file for file in listed if digests[file.path][1])
+            paths = (file.path for file in listed)
+            digests = dict(zip(paths, threads.map(digest, listed), strict=True))
         # Only what is there now: files that are gone leave the record.
-        now = {file.path: (file.listed_state, digests[file.path][0]) for file in settled}
+        now = {
+            file.path: (file.listed_state, digests[file.path])
+            for file in listed
+            if is_settled(file.listed_state)
+        }
         if self._path is not None and now != recorded:
             self._known[source] = now
             files.write(self._path, json.dumps(self._known).encode())
-        return {path: digest for path, (digest, _) in digests.items()}
+        return digests
 
 
-EXTRACTS: dict[FormatName, rows.Extract] = {
-    "text": streams.decode,
-    "code": streams.decode,
-    "html": rows.page_text,
-    "subtitles": office.subtitles_text,
-    "docx": rows.naming_encoding(office.docx_text),
-    "notebook": rows.naming_encoding(rows.notebook_text),
-    "rtf": rows.naming_encoding(office.rtf_text),
-    "odt": rows.naming_encoding(office.odt_text),
-    "pptx": rows.naming_encoding(office.pptx_text),
-    "xlsx": rows.naming_encoding(office.xlsx_text),
-    "epub": rows.naming_encoding(office.epub_text),
+@dataclass(frozen=True)
+class FormatReader:
+    """How the files of a format are read."""
+
+    documents: Callable[[Content], Iterator[Document | Fault]]
+    libraries: frozenset[str] = frozenset()
+    """Those that decide a file's text."""
+
+
+def _one(extract: Extract, *libraries: str) -> FormatReader:
+    """Of a format whose files are one document each."""
+    return FormatReader(partial(one_document, extract=extract), frozenset(libraries))
+
+
+READERS: dict[FormatName, FormatReader] = {
+    "text": _one(decode),
+    "code": _one(decode),
+    "html": _one(markup.page_text, "charset-normalizer", "justext", "lxml", "trafilatura"),
+    "pdf": FormatReader(whole.read_pdf, frozenset({"pypdf"})),
+    "docx": _one(naming_encoding(office.docx_text), "lxml", "python-docx"),
+    "notebook": _one(naming_encoding(whole.notebook_text)),
+    "mail": FormatReader(mail.read_mail, frozenset({"lxml"})),
+    "subtitles": _one(whole.subtitles_text),
+    "xml": FormatReader(markup.read_xml, frozenset({"lxml"})),
+    "rtf": _one(naming_encoding(office.rtf_text), "striprtf"),
+    "odt": _one(naming_encoding(office.odt_text), "lxml"),
+    "pptx": _one(naming_encoding(office.pptx_text), "lxml"),
+    "xlsx": _one(naming_encoding(office.xlsx_text), "openpyxl"),
+    "epub": _one(naming_encoding(office.epub_text), "lxml"),
+    "json": FormatReader(rows.read_json),
+    "csv": FormatReader(rows.read_csv),
+    "parquet": FormatReader(rows.read_parquet),
 }
-"""Formats whose files are one document each, and need nothing but a function for their text."""
-READERS: dict[FormatName, Callable[[Content], Iterator[Document | Fault]]] = {
-    "pdf": rows.read_pdf,
-    "mail": office.read_mail,
-    "xml": office.read_xml,
-    "json": rows.read_json,
-    "csv": rows.read_csv,
-    "parquet": rows.read_parquet,
-    **{name: partial(rows.one_document, extract=extract) for name, extract in EXTRACTS.items()},
-}
-EXTRACTORS: dict[FormatName, frozenset[str]] = {
-    "html": frozenset({"charset-normalizer", "justext", "lxml", "trafilatura"}),
-    "pdf": frozenset({"pypdf"}),
-    "docx": frozenset({"lxml", "python-docx"}),
-    "mail": frozenset({"lxml"}),
-    "xml": frozenset({"lxml"}),
-    "rtf": frozenset({"striprtf"}),
-    "odt": frozenset({"lxml"}),
-    "pptx": frozenset({"lxml"}),
-    "xlsx": frozenset({"openpyxl"}),
-    "epub": frozenset({"lxml"}),
-}
-"""Libraries that extract the text of a file that is one document."""
+"""All formats but archives, whose members are read by their own formats."""
+EXTRACTORS = frozenset[str]().union(*(reader.libraries for reader in READERS.values()))
+"""All libraries that may decide a file's text."""
 HELD_CHARACTERS = 8 * 1024 * 1024
 """Held of a file that may turn out to be damaged; a file with more text is read twice."""
 SAMPLED_FILES = 20
@@ -137,9 +144,7 @@ def open_files(
         tick = _progress(report, source, "comparing with what is known", listing.files)
         digest_of = (digests or Digests()).look(source.name, listing.files, tick)
     except FileNotFoundError as error:
-        raise streams.SourceChanged(
-            f"{error.filename} was removed while the source was read"
-        ) from error
+        raise SourceChanged(f"{error.filename} was removed while the source was read") from error
     groups = group(listing.files, lambda file: (file.name, file.size))
     keys = [chunk_key((file.name, digest_of[file.path]) for file in chunk) for chunk in groups]
 
@@ -183,9 +188,8 @@ def open_files(
 
 def _extractors(file: SourceFile, source: Files) -> frozenset[str]:
     """The libraries that decide a file's text."""
-    if file.format.name == "archive":
-        return frozenset().union(*(EXTRACTORS.get(name, ()) for name in source.formats))
-    return EXTRACTORS.get(file.format.name, frozenset())
+    names = source.formats if file.format.name == "archive" else [file.format.name]
+    return frozenset().union(*(READERS[name].libraries for name in names if name in READERS))
 
 
 def read_stored(
@@ -203,7 +207,7 @@ def read_stored(
     except FileNotFoundError:
         changed = True
     if changed:
-        raise streams.SourceChanged(f"{file.shown} changed while it was read")
+        raise SourceChanged(f"{file.shown} changed while it was read")
 
 
 def _progress(
@@ -232,7 +236,7 @@ def documents_of(content: Content) -> Iterator[Document | Fault]:
 
 def _of_archive(content: Content) -> Iterator[Document | Fault]:
     try:
-        for member in streams.members(content):
+        for member in members(content):
             if isinstance(member, Fault):
                 yield member
             else:
@@ -246,7 +250,7 @@ def _of_archive(content: Content) -> Iterator[Document | Fault]:
 def _of_file(content: Content) -> Iterator[Document | Fault]:
     """A file's documents; with quarantine, all of them or one fault."""
     name = content.file.format.name
-    read = _refuse if content.source.examples and name not in TABLES else READERS[name]
+    read = _refuse if content.source.examples and name not in TABLES else READERS[name].documents
     if content.source.on_bad_file == "stop":
         yield from read(content)
         return

@@ -1,34 +1,29 @@
-"""What a file's documents are: rows, or the text of a page, a PDF, a Word file, a notebook."""
+"""The rows of JSON, of tables and of Parquet files, each of which is a document."""
 
 import codecs
 import csv
 import io
 import json
-import logging
-import math
 import re
 import sys
-import zipfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import date, time, timedelta
-from decimal import Decimal
-from functools import partial
-from itertools import chain
-from string import Formatter
+from dataclasses import dataclass, field
+from itertools import chain, dropwhile
 from typing import Any, TextIO
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from artifacts.errors import UserError, first_line, install_advice
 from artifacts.settings import value_at
 from artifacts.words import count_words
-from spark_jobs.read.document import Document, Fault, Look, of_example, take_example
-from spark_jobs.read.files import streams
+from spark_jobs.read.document import Document, Fault
+from spark_jobs.read.files.encodings import LOOKED_AT, decode, is_damaged_utf_8, wide_encoding_of
+from spark_jobs.read.files.streams import BadFile, Content, OverlongLine, lines_of
+from spark_jobs.read.records import document_of
 from spark_jobs.read.settings import Files, template_columns
+from spark_jobs.read.source_file import BLOCK_BYTES
 
 WHOLE_JSON_BYTES = 256 * 1024 * 1024
 """Largest JSON file that is one value; it is read into memory as a whole."""
@@ -36,98 +31,145 @@ PROSE_WORDS = 4
 """Words from which on a value is taken for text."""
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_ROWS = 1_000
+_MISSING = object()
 
 JsonRecord = tuple[Any, str, int]
 """The value of a row, its place and its number."""
 
 
-def read_json(content: streams.Content) -> Iterator[Document | Fault]:
+def _document(row: Any, content: Content, where: str, number: int) -> Document | Fault:
+    """The document of a file's row, or what is wrong with it."""
+    place = f"{content.file.shown}, {where}"
+    own_id = f"{content.file.name}:{number}"
+    document = document_of(row, content.source, place, own_id, content.file.name)
+    if isinstance(document, Document):
+        size = len(document.example or document.text)
+        if size > content.maximum_bytes:
+            return content.too_large(where, size)
+    return document
+
+
+def read_json(content: Content) -> Iterator[Document | Fault]:
     """The rows of JSON lines, or of a file that is one list or one object."""
     for record in json_records(content):
-        yield record if isinstance(record, Fault) else pick(record[0], content, *record[1:])
+        if isinstance(record, Fault):
+            yield record
+        else:
+            row, where, number = record
+            yield _document(row, content, where, number)
 
 
-def json_records(content: streams.Content) -> Iterator[JsonRecord | Fault]:
+def json_records(content: Content) -> Iterator[JsonRecord | Fault]:
     """What the rows of JSON lines say, or of a file that is one list or one object; reading raises
     BadFile where the file is damaged, or is one value that is too large or no JSON."""
-    if content.file.format.ending == ".json" and not _holds_lines(content):
-        yield from _read_whole_json(content)
-        return
-    encodings: set[str] = set()
-    with _json_lines(content, encodings) as lines:
-        for number, line in enumerate(lines, start=1):
-            where = f"line {number}"
-            if isinstance(line, streams.OverlongLine):
-                yield streams.too_large(content, where, line.length)
-            elif line.strip():
-                yield _parse(line, content, where, number, encodings)
-    yield from (streams.decoded(content, encoding) for encoding in sorted(encodings))
+    file = _JsonFile(content)
+    # Any other ending, such as `.jsonl`, promises lines.
+    in_lines = content.file.format.ending != ".json" or _JsonFile(content).holds_lines()
+    yield from file.lines() if in_lines else file.elements()
+    yield from (content.decoded(encoding) for encoding in sorted(file.encodings))
 
 
-@contextmanager
-def _json_lines(
-    content: streams.Content, encodings: set[str], ahead: bool = False
-) -> Iterator[Iterator[bytes | str | streams.OverlongLine]]:
-    """A file's lines, as text where the file is in UTF-16; that is noted among the encodings."""
-    with content.open(ahead) as stream:
-        encoding = streams.wide_encoding_of(stream.peek(streams.LOOKED_AT))
-        if encoding:
-            encodings.add(encoding)
-            # Not cut as bytes: one of a letter's two bytes may look like a line end.
-            text = io.TextIOWrapper(stream, encoding, newline="\n")
-            yield streams.lines_of(text, "\n", content.maximum_bytes)
-        else:
-            yield streams.lines_of(stream, b"\n", content.maximum_bytes)
+@dataclass
+class _JsonFile:
+    """A file of JSON, read line by line or as one value."""
 
+    content: Content
+    encodings: set[str] = field(default_factory=set)
+    """Those other than UTF-8 that were met in it so far."""
 
-def _parse(
-    line: bytes | str, content: streams.Content, where: str, number: int, encodings: set[str]
-) -> JsonRecord | Fault:
-    try:
-        record = _load_json(line, content, encodings)
-    except UnicodeDecodeError as error:
-        return streams.not_utf8(content, where, error)
-    except ValueError as error:
-        return Fault("not_json", f"{content.file.shown}, {where}: not valid JSON ({error}).")
-    return record, where, number
+    def holds_lines(self) -> bool:
+        """Whether an object is on the file's first line, so that it is read line by line.
 
-
-def _load_json(encoded: bytes | str, content: streams.Content, encodings: set[str]) -> Any:
-    """What JSON says in whichever encoding; one that is not UTF-8 is noted among the encodings.
-
-    Raises:
-        UnicodeDecodeError: there is no telling the encoding.
-        ValueError: it is no JSON, or too deep.
-    """
-    try:
+        An export that is one object on one line is read as a whole.
+        """
+        with self._open_lines(ahead=True) as lines:
+            some = (line for line in lines if isinstance(line, OverlongLine) or line.strip())
+            # A file without a line has no rows.
+            first, second = next(some, b"{}"), next(some, None)
+        if isinstance(first, OverlongLine):
+            return False
         try:
-            return json.loads(encoded)
-        except UnicodeDecodeError:
-            assert isinstance(encoded, bytes)
-            text, encoding = streams.decode(encoded, content.source.encoding)
-            encodings.update([encoding] if encoding else [])
-            return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("its values lie too deep within one another") from error
+            value = self._load(first)
+        except ValueError:
+            return False
+        wraps = _wrapped_rows(value, self.content.source) is not None
+        return isinstance(value, dict) and (second is not None or not wraps)
 
+    def lines(self) -> Iterator[JsonRecord | Fault]:
+        """The rows of a file that has one on each line."""
+        content = self.content
+        with self._open_lines() as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"line {number}"
+                if isinstance(line, OverlongLine):
+                    yield content.too_large(where, line.length)
+                    continue
+                if not line.strip():
+                    continue
+                try:
+                    yield self._load(line), where, number
+                except UnicodeDecodeError as error:
+                    yield content.not_utf8(where, error)
+                except ValueError as error:
+                    reason = f"{content.file.shown}, {where}: not valid JSON ({error})."
+                    yield Fault("not_json", reason)
 
-def _holds_lines(content: streams.Content) -> bool:
-    """Whether a `.json` file has an object on its first line, so that it is read line by line.
+    def elements(self) -> Iterator[JsonRecord]:
+        """The rows of a file that is one list, or one object, which is a row or wraps some."""
+        content = self.content
+        with content.open() as stream:
+            beginning = stream.read(WHOLE_JSON_BYTES + 1)
+            if len(beginning) > WHOLE_JSON_BYTES:
+                raise BadFile(
+                    f"{content.file.shown} is one JSON value of over "
+                    f"{WHOLE_JSON_BYTES / 1e6:,.0f} MB. Make it JSON lines, which are read one by "
+                    "one: jq -c '.[]' file.json > file.jsonl"
+                )
+            # JSON's own reader decodes UTF-16 and UTF-32, but does not report it.
+            if encoding := wide_encoding_of(beginning):
+                self.encodings.add(encoding)
+            try:
+                value = self._load(beginning)
+            except UnicodeDecodeError:
+                raise
+            except ValueError as error:
+                raise BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
+        wrapped = _wrapped_rows(value, content.source)
+        rows = wrapped or (value if isinstance(value, list) else [value])
+        for number, row in enumerate(rows, start=1):
+            yield row, f"element {number}", number
 
-    An export that is one object on one line is read as a whole.
-    """
-    with _json_lines(content, set(), ahead=True) as lines:
-        some = (line for line in lines if isinstance(line, streams.OverlongLine) or line.strip())
-        # A file without a line has no rows.
-        first, second = next(some, b"{}"), next(some, None)
-    if isinstance(first, streams.OverlongLine):
-        return False
-    try:
-        record = _load_json(first, content, set())
-    except ValueError:
-        return False
-    wraps = _wrapped_rows(record, content.source) is not None
-    return isinstance(record, dict) and (second is not None or not wraps)
+    @contextmanager
+    def _open_lines(
+        self, ahead: bool = False
+    ) -> Iterator[Iterator[bytes | OverlongLine] | Iterator[str | OverlongLine]]:
+        """The file's lines, as text where it is in UTF-16."""
+        with self.content.open(ahead) as stream:
+            if encoding := wide_encoding_of(stream.peek(LOOKED_AT)):
+                self.encodings.add(encoding)
+                # Not cut as bytes: one of a letter's two bytes may look like a line end.
+                text = io.TextIOWrapper(stream, encoding, newline="\n")
+                yield lines_of(text, "\n", self.content.maximum_bytes)
+            else:
+                yield lines_of(stream, b"\n", self.content.maximum_bytes)
+
+    def _load(self, encoded: bytes | str) -> Any:
+        """What JSON says in whichever encoding.
+
+        Raises:
+            UnicodeDecodeError: there is no telling the encoding.
+            ValueError: it is no JSON, or too deep.
+        """
+        try:
+            try:
+                return json.loads(encoded)
+            except UnicodeDecodeError:
+                assert isinstance(encoded, bytes)
+                text, encoding = decode(encoded, self.content.source.encoding)
+                self.encodings.update([encoding] if encoding else [])
+                return json.loads(text)
+        except RecursionError as error:
+            raise ValueError("its values lie too deep within one another") from error
 
 
 def _wrapped_rows(value: Any, source: Files) -> list[Any] | None:
@@ -152,36 +194,13 @@ def _wrapped_rows(value: Any, source: Files) -> list[Any] | None:
     return None if says else rows
 
 
-def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:
-    with content.open() as stream:
-        beginning = stream.read(WHOLE_JSON_BYTES + 1)
-        if len(beginning) > WHOLE_JSON_BYTES:
-            raise streams.BadFile(
-                f"{content.file.shown} is one JSON value of over {WHOLE_JSON_BYTES / 1e6:,.0f} MB. "
-                "Make it JSON lines, which are read one by one: jq -c '.[]' file.json > file.jsonl"
-            )
-        # JSON's own reader decodes UTF-16 and UTF-32, but does not report it.
-        encodings = {encoding for encoding in [streams.wide_encoding_of(beginning)] if encoding}
-        try:
-            records = _load_json(beginning, content, encodings)
-        except UnicodeDecodeError:
-            raise
-        except ValueError as error:
-            raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
-    yield from (streams.decoded(content, encoding) for encoding in encodings)
-    wrapped = _wrapped_rows(records, content.source)
-    rows = wrapped or (records if isinstance(records, list) else [records])
-    for number, record in enumerate(rows, start=1):
-        yield record, f"element {number}", number
-
-
-def read_csv(content: streams.Content) -> Iterator[Document | Fault]:
+def read_csv(content: Content) -> Iterator[Document | Fault]:
     """The rows of a table with a line of column names."""
     # Python's own limit, 128 KiB a field, would refuse longer texts.
     csv.field_size_limit(min(content.maximum_bytes, sys.maxsize))
     encoding = _other_encoding(content)
     if encoding:
-        yield streams.decoded(content, encoding)
+        yield content.decoded(encoding)
     with content.open() as stream:
         # A file of no bytes is empty, not damaged.
         if not stream.peek(1):
@@ -208,9 +227,9 @@ def read_csv(content: streams.Content) -> Iterator[Document | Fault]:
                         "each column a name.",
                     )
                 else:
-                    yield pick(record, content, f"row {number}", number)
+                    yield _document(record, content, f"row {number}", number)
         except csv.Error as error:
-            raise streams.BadFile(
+            raise BadFile(
                 f"{content.file.shown} is not a readable table ({error}). Repair the file, or, if "
                 "a field is meant to be so long, raise `maximum_document_megabytes` of the source."
             ) from error
@@ -221,39 +240,28 @@ def _until_the_end(text: TextIO, ended: list[bool]) -> Iterator[str]:
     ended.append(True)
 
 
-def _open_quote(content: streams.Content, where: str) -> streams.BadFile:
-    return streams.BadFile(
+def _open_quote(content: Content, where: str) -> BadFile:
+    return BadFile(
         f"{content.file.shown}, {where}: a field begins with a double quote that nothing closes, "
         "so that all lines after it would be its text. Close the quote, or, where it is part of "
         "the text, write it twice and put the field in quotes."
     )
 
 
-def _has_plain_quotes(content: streams.Content, encoding: str | None) -> bool:
+def _has_plain_quotes(content: Content, encoding: str | None) -> bool:
     """Whether double quotes are ordinary characters, as they often are in tables separated by tabs:
     read as a table of quoted fields, such a file has errors."""
     with content.open(ahead=True) as stream:
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
-        head = next(text, "")
-        if _separator(head) != "\t":
+        separator, lines = _head(text)
+        if separator != "\t":
             return False
         try:
-            deque(csv.reader(chain([head], text), delimiter="\t", strict=True), maxlen=0)
+            deque(csv.reader(lines, delimiter=separator, strict=True), maxlen=0)
         except csv.Error as error:
             # A field that is too long is an error in any case, and named as such.
             return "field larger" not in str(error)
     return False
-
-
-def _separator(head: str) -> str:
-    """What separates the columns' names in a table's first line.
-
-    Spreadsheets write semicolons where the comma is the decimal point. A single column has no
-    separator, so its text may hold any of these.
-    """
-    unquoted = re.sub(r'"[^"]*"?', "", head)
-    # A head without any of these gets the first one, which no text has.
-    return max("\x1f\t,;", key=unquoted.count)
 
 
 def table_rows(text: Iterable[str], plain_quotes: bool = False) -> "csv.DictReader[str]":
@@ -262,35 +270,48 @@ def table_rows(text: Iterable[str], plain_quotes: bool = False) -> "csv.DictRead
     Args:
         plain_quotes: whether quotes are characters like others.
     """
-    lines = iter(text)
+    separator, lines = _head(text)
+    return csv.DictReader(
+        lines,
+        delimiter=separator,
+        quoting=csv.QUOTE_NONE if plain_quotes else csv.QUOTE_MINIMAL,
+    )
+
+
+def _head(text: Iterable[str]) -> tuple[str, Iterator[str]]:
+    """What separates the columns of a table, and its lines from that with the columns' names on.
+
+    Spreadsheets write semicolons where the comma is the decimal point, and empty lines above a
+    table that does not begin at the top of its sheet. A single column has no separator, so its text
+    may hold any of these.
+    """
+    lines = dropwhile(lambda line: not line.strip(), text)
     head = next(lines, "")
-    rest = chain([head], lines) if head else lines
-    separator = _separator(head)
-    if plain_quotes:
-        return csv.DictReader(rest, delimiter=separator, quoting=csv.QUOTE_NONE)
-    return csv.DictReader(rest, delimiter=separator)
+    unquoted = re.sub(r'"[^"]*"?', "", head)
+    # A head without any of these gets the first one, which no text has.
+    return max("\x1f\t,;", key=unquoted.count), chain([head] if head else [], lines)
 
 
-def _other_encoding(content: streams.Content) -> str | None:
+def _other_encoding(content: Content) -> str | None:
     """The encoding of a table that is not UTF-8, by the first place that shows it; raises BadFile
     where there is no telling."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_ascii = True
     with content.open(ahead=True) as stream:
-        if encoding := streams.wide_encoding_of(stream.peek(streams.LOOKED_AT)):
+        if encoding := wide_encoding_of(stream.peek(LOOKED_AT)):
             return encoding
-        while block := stream.read(streams.BLOCK_BYTES):
+        while block := stream.read(BLOCK_BYTES):
             try:
                 is_ascii = decoder.decode(block).isascii() and is_ascii
             except UnicodeDecodeError as error:
                 # Where letters were UTF-8 before, a byte of this one is damaged.
-                if not is_ascii or streams.is_damaged_utf_8(error.object):
+                if not is_ascii or is_damaged_utf_8(error.object):
                     raise
-                return content.source.encoding or streams.decode(error.object)[1]
+                return content.source.encoding or decode(error.object)[1]
     return None
 
 
-def read_parquet(content: streams.Content) -> Iterator[Document | Fault]:
+def read_parquet(content: Content) -> Iterator[Document | Fault]:
     """The rows of a Parquet file; checksums of its pages are compared where it has them."""
     source = content.source
     number = 0
@@ -318,12 +339,12 @@ def read_parquet(content: streams.Content) -> Iterator[Document | Fault]:
                 number += 1
                 where = f"row {number}"
                 if isinstance(record, UnicodeDecodeError):
-                    yield streams.not_utf8(content, where, record)
+                    yield content.not_utf8(where, record)
                 else:
-                    yield pick(record, content, where, number)
+                    yield _document(record, content, where, number)
 
 
-def count_rows(content: streams.Content) -> int:
+def count_rows(content: Content) -> int:
     """A Parquet file's rows."""
     with content.open(ahead=True) as stream:
         return pq.ParquetFile(stream).metadata.num_rows if stream.peek(1) else 0
@@ -355,14 +376,14 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeEr
             yield error
 
 
-def _need_columns(content: streams.Content, names: Iterable[str]) -> None:
+def _need_columns(content: Content, names: Iterable[str]) -> None:
     present, source = list(names), content.source
     choices = [template_columns(template) for template in source.templates] or [source.columns]
     if any(all(_has(present, column) for column in choice) for choice in choices):
         choices = [(source.id_column,)] if source.id_column else []
     for column in choices[0] if choices else ():
         if not _has(present, column):
-            raise streams.BadFile(
+            raise BadFile(
                 f"{content.file.shown} has no column {column!r}; its columns are "
                 f"{', '.join(present) or 'none'}. Name the columns in the source's settings, or "
                 f"take {content.file.format.name!r} out of `formats` of the source."
@@ -371,234 +392,3 @@ def _need_columns(content: streams.Content, names: Iterable[str]) -> None:
 
 def _has(names: list[str], column: str) -> bool:
     return column in names or column.split(".")[0] in names
-
-
-def pick(record: Any, content: streams.Content, where: str, number: int) -> Document | Fault:
-    """The document of a record, or what is wrong with it."""
-    source, look = content.source, partial(value_at, record)
-    place = f"{content.file.shown}, {where}"
-    if source.examples:
-        text: Any = take_example(look, source.examples, place)
-        if isinstance(text, Fault):
-            return text
-    elif source.templates:
-        text = fill_template(source.templates, look)
-    else:
-        text = look(source.text_column)
-    if not isinstance(text, str):
-        return Fault("no_text", f"{place}: {_no_text(record, text, source)}")
-    if len(text) > content.maximum_bytes:
-        return streams.too_large(content, where, len(text))
-    identifier: Any = f"{content.file.name}:{number}"
-    if source.id_column is not None:
-        identifier = look(source.id_column)
-        if identifier is None:
-            return Fault("no_id", f"{place}: no id under the key {source.id_column!r}.")
-        is_told = isinstance(identifier, str | int | float) and not isinstance(identifier, bool)
-        if not is_told or identifier == "":
-            kind = _kind(identifier)
-            return Fault("bad_id", f"{place}: the id is {kind}, not text or a number.")
-    if source.examples:
-        return of_example(str(identifier), text, source.name, place, content.file.name)
-    return content.document(str(identifier), text, where)
-
-
-def fill_template(templates: tuple[str, ...], look: Callable[..., Any]) -> str | None:
-    """A row's text by a template; None where it has nothing under the columns of any.
-
-    Lists are joined; a line with columns is left out if nothing is under them.
-    """
-    # Templates whose columns the row has come first, in the order given.
-    ordered = sorted(
-        templates,
-        key=lambda template: any(look(c, _MISSING) is _MISSING for c in template_columns(template)),
-    )
-    return next(filter(None, (_fill(template, look) for template in ordered)), None)
-
-
-_MISSING = object()
-
-
-def _fill(template: str, look: Look) -> str | None:
-    lines, is_empty = [], True
-    for line in template.splitlines():
-        values = {column: _as_text(look(column)) for column in template_columns(line)}
-        if values and not any(values.values()):
-            continue
-        is_empty = is_empty and not values
-        parts = Formatter().parse(line)
-        lines.append("".join(before + values.get(column or "", "") for before, column, *_ in parts))
-    return None if is_empty else "\n".join(lines)
-
-
-_TOLD = (str, int, float, Decimal, date, time, timedelta, UUID)
-"""Types of values that a text can state, of Parquet's columns, too."""
-
-
-def _as_text(value: Any) -> str:
-    """A value within a text; what is no text, number, time, UUID or list of them is none."""
-    if isinstance(value, list):
-        return "\n".join(filter(None, map(_as_text, value)))
-    return str(value).strip() if isinstance(value, _TOLD) and not isinstance(value, bool) else ""
-
-
-def _no_text(record: Any, value: Any, source: Files) -> str:
-    key = source.text_column
-    if source.templates:
-        return f"nothing under {', '.join(source.columns)}."
-    if not isinstance(record, dict):
-        return f"{_kind(record)}, where an object with the key {key!r} belongs."
-    if value is not None or key in record:
-        return f"no text under the key {key!r}, but {_kind(value)}."
-    keys = ", ".join(map(str, list(record)[:12]))
-    return (
-        f"no text under the key {key!r} (found: {keys}). "
-        "Set `text_column` to the key that holds the text; one within another is `outer.inner`."
-    )
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a truth value"
-    if isinstance(value, int | float):
-        return "a number" if math.isfinite(value) else "no number"
-    kinds = {list: "a list", dict: "an object", bytes: "binary data", str: "an empty string"}
-    matching = (name for kind, name in kinds.items() if isinstance(value, kind))
-    return next(matching, f"of the type {type(value).__name__}")
-
-
-FILE_BYTES = 512 * 1024 * 1024
-"""Largest PDF or Word file, pictures included; it is read into memory as a whole."""
-PLAIN = ("text", "code", "html", "subtitles", "xml")
-"""Formats whose files are hardly larger than their text."""
-ZIPPED = ("docx", "odt", "pptx", "xlsx", "epub")
-
-Extract = Callable[[bytes, str | None], tuple[str, str | None]]
-"""Maps a file's content and the encoding that the source declares to the text and its encoding,
-which is None for UTF-8, or if the file names it. Raises UnicodeDecodeError."""
-
-
-def naming_encoding(text_of: Callable[[bytes], str]) -> Extract:
-    """The extractor of a format whose files name their encoding."""
-    return lambda content, _: (text_of(content), None)
-
-
-def read_pdf(content: streams.Content) -> Iterator[Document | Fault]:
-    """A PDF's text layer, page by page."""
-    for document in one_document(content, naming_encoding(_pdf_text)):
-        if isinstance(document, Fault) or document.text.strip():
-            yield document
-        else:
-            yield Fault(
-                "no_text_layer",
-                f"{content.file.shown} has no text, pictures at most. Where it is a scan, have "
-                "it recognized, for example with: ocrmypdf in.pdf out.pdf",
-            )
-
-
-def one_document(content: streams.Content, extract: Extract) -> Iterator[Document | Fault]:
-    """A file whose whole text is one document, or what is wrong with it.
-
-    Raises:
-        BadFile: the extractor stumbles over it.
-        UserError: the extractor's library is not installed.
-    """
-    form = content.file.format.name
-    maximum = content.maximum_bytes if form in PLAIN else FILE_BYTES
-    with content.open() as stream:
-        raw = stream.read(maximum + 1)
-        # How much more there is, for the message.
-        rest = sum(len(block) for block in iter(lambda: stream.read(streams.BLOCK_BYTES), b""))
-    if len(raw) > maximum:
-        yield streams.too_large(content, "the file", len(raw) + rest)
-        return
-    try:
-        # These formats are zip archives, and any of them may be a compression bomb.
-        if form in ZIPPED and zipfile.is_zipfile(io.BytesIO(raw)):
-            with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-                size = sum(member.file_size for member in archive.infolist())
-            if size > content.maximum_unpacked:
-                raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
-        text, encoding = extract(raw, content.source.encoding) if raw.strip() else ("", None)
-    except UnicodeDecodeError as error:
-        yield streams.not_utf8(content, "the file", error)
-    except MemoryError:
-        # The machine's lack of memory is no fault of the file.
-        raise
-    except ModuleNotFoundError as error:
-        # No fault of the file, which would be set aside and missed.
-        raise UserError(install_advice(error.name or "") or str(error)) from error
-    except Exception as error:
-        # Extractors meet any file at all, and raise whatever they stumble over.
-        reason = first_line(error)
-        raise streams.BadFile(
-            f"{content.file.shown} cannot be read as {form} ({reason}). "
-            "Fetch the file again, or take it out of the source."
-        ) from error
-    else:
-        if encoding:
-            yield streams.decoded(content, encoding)
-        if len(text) > content.maximum_bytes:
-            yield streams.too_large(content, "the text", len(text))
-        else:
-            yield content.document(content.file.name, text)
-
-
-_DECLARED = re.compile(rb"<meta[^>]+charset|<\?xml[^>]+encoding", re.IGNORECASE)
-
-
-def page_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
-    """A page's text, and the encoding that it is in if it does not say so (`Extract`)."""
-    # trafilatura would guess the encoding, and is often wrong.
-    if _DECLARED.search(content[:8192]):
-        return html_text(content), None
-    page, encoding = streams.decode(content, declared)
-    return html_text(page if encoding else content), encoding
-
-
-def html_text(content: bytes | str) -> str:
-    """A page's main text, as trafilatura finds it; where it finds none, all its text."""
-    import trafilatura
-
-    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-    # Without that tag, trafilatura finds nothing in a page that has no head.
-    markup = f"<html>{content}" if isinstance(content, str) else b"<html>" + content
-    for page in (content, markup):
-        text = trafilatura.extract(
-            page, output_format="markdown", include_comments=False, include_tables=True
-        )
-        if text := text or trafilatura.html2txt(page):
-            return str(text)
-    return ""
-
-
-def _pdf_text(content: bytes) -> str:
-    import pypdf
-
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    reader = pypdf.PdfReader(io.BytesIO(content))
-    # An empty password opens files whose encryption only restricts what may be done with them.
-    if reader.is_encrypted and not reader.decrypt(""):
-        raise ValueError("it is encrypted; save it without its password")
-    return "\n\n".join(page.extract_text().strip() for page in reader.pages)
-
-
-def notebook_text(content: bytes) -> str:
-    """A Jupyter notebook's text, and its code between fences; outputs are left out."""
-    notebook = json.loads(content)
-    cells = notebook.get("cells")
-    if cells is None:
-        # Before version 4, cells lay in worksheets.
-        cells = [cell for sheet in notebook["worksheets"] for cell in sheet["cells"]]
-    language = notebook.get("metadata", {}).get("language_info", {}).get("name", "python")
-    return "\n\n".join(filter(None, (_cell(cell, language) for cell in cells)))
-
-
-def _cell(cell: dict[str, Any], language: str) -> str:
-    lines = cell.get("source", cell.get("input", ""))
-    text = "".join(lines).strip()
-    if cell.get("cell_type") == "code" and text:
-        return f"```{language}\n{text}\n```"
-    return text

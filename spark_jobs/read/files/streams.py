@@ -1,32 +1,27 @@
-"""A file's content: opened, unpacked, within its source's limits, out of archives, and watched.
+"""A file's content: opened, unpacked, within its source's limits, and watched.
 
-Every size is bounded and every byte counted. Files within zip and tar archives are read in place:
-nothing is unpacked onto the disk.
+Every size is bounded and every byte counted.
 """
 
 import bz2
-import codecs
 import errno
 import gzip
 import io
 import lzma
-import re
 import socket
-import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import IO, Any, AnyStr, Self
+from dataclasses import dataclass
+from typing import IO, Any, AnyStr
 
 import pyarrow as pa
 
-from artifacts.errors import UserError, first_line, shown_in_line
-from spark_jobs.read.document import DECODED, UNREAD, Document, Fault
-from spark_jobs.read.settings import Files, Format, format_of, kind_of
+from artifacts.errors import UserError, first_line
+from spark_jobs.read.document import Document, Fault
+from spark_jobs.read.settings import Files
 from spark_jobs.read.source_file import BLOCK_BYTES, SourceFile, Tick, counted
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
@@ -47,18 +42,110 @@ DAMAGES = (
     NotImplementedError,
 )
 """What may be raised when a damaged file is read."""
+BOMB_BYTES = 64 * 1024 * 1024
+"""Unpacked size below which no file is taken for a compression bomb."""
 
 
 class BadFile(UserError):
     """A file that as a whole cannot be read; the message names it."""
 
 
-@dataclass(frozen=True)
-class OverlongLine:
-    """Stands for a line that is longer than allowed, and was not kept."""
+class SourceChanged(UserError):
+    """The source changed between its fingerprint and its reading, which then begins again."""
 
-    length: int
-    """Its bytes."""
+
+@dataclass(frozen=True)
+class Content:
+    """One file that is being read."""
+
+    file: SourceFile
+    source: Files
+    tick: Tick
+
+    @property
+    def maximum_bytes(self) -> int:
+        """Largest document."""
+        return int(self.source.maximum_document_megabytes * 1e6)
+
+    @property
+    def maximum_unpacked(self) -> int:
+        """Bytes that the file may unpack to."""
+        return int(max(BOMB_BYTES, self.source.maximum_expansion * self.file.size))
+
+    @contextmanager
+    def open(self, ahead: bool = False) -> Iterator[io.BufferedReader]:
+        """Open the unpacked bytes; `ahead` of reading them again, `tick` only watches the time.
+
+        Raises:
+            BadFile: they are damaged, cut off, far too many, or decoded within the context and in
+                no encoding that can be told.
+            SourceChanged: the file is gone.
+            UserError: its disk or network drive does not answer.
+        """
+        tick = (lambda _: self.tick(0)) if ahead else self.tick
+        form, shown = self.file.format, self.file.shown
+        compression = form.compression
+        try:
+            with self.file.open(tick) as handle:
+                yield unpacked(handle, compression, self.maximum_unpacked, shown, tick)
+        except FileNotFoundError as error:
+            raise SourceChanged(f"{shown} was removed while it was read") from error
+        except UnicodeDecodeError as error:
+            raise BadFile(self.not_utf8("the file", error).message) from error
+        except DAMAGES as error:
+            # Not damaged, but out of reach with all beside it.
+            if isinstance(error, TimeoutError) or getattr(error, "errno", None) in UNREACHABLE:
+                raise UserError(
+                    f"{shown} cannot be read: its disk or network drive does not answer "
+                    f"({first_line(error)}). Reconnect it; the same command resumes."
+                ) from error
+            raise BadFile(
+                f"{shown} is damaged: its {compression or form.name} cannot be read ({error}). "
+                "Fetch the file again, or take it out of the source."
+            ) from error
+
+    def document(self, identifier: str, text: str, where: str = "") -> Document:
+        """A document of the file; `where` it is in the file, if it is not all of it."""
+        return Document(
+            identifier,
+            text,
+            self.source.name,
+            path=self.file.name,
+            language=self.file.format.language,
+            place=f"{self.file.shown}, {where}" if where else self.file.shown,
+        )
+
+    def decoded(self, encoding: str) -> Fault:
+        """The record of text that is learned though it is not UTF-8."""
+        return Fault(encoding, self.file.name, "decoded")
+
+    def not_utf8(self, where: str, error: UnicodeDecodeError) -> Fault:
+        """The fault of text in another encoding, or in UTF-16 or UTF-32 that is no such text."""
+        wide, shown = error.encoding[:6].upper().replace("_", "-"), self.file.shown
+        if wide in ("UTF-16", "UTF-32"):
+            return Fault(
+                "not_utf8",
+                f"{shown}: {where} is {wide} that is cut off or damaged ({error.reason}). Fetch "
+                "the file again, or take it out of the source.",
+            )
+        declared = self.source.encoding
+        # Latin-1 is not named: any bytes at all are text in it, which would be learned.
+        return Fault(
+            "not_utf8",
+            f"{shown}: {where} is not UTF-8{f', nor {declared}' if declared else ''} (byte "
+            f"0x{error.object[error.start]:02x} at position {error.start}). Set `encoding` of the "
+            "source to the one that such text is in, such as GB18030, SHIFT_JIS or WINDOWS-1251, "
+            "or convert it: iconv -f ENCODING -t UTF-8",
+        )
+
+    def too_large(self, where: str, size: int) -> Fault:
+        """The fault of a document that is longer than the settings allow."""
+        return Fault(
+            "too_large",
+            f"{self.file.shown}: {where} has {size / 1e6:,.1f} MB, more than "
+            f"{self.source.maximum_document_megabytes:g} MB. Divide it, or raise "
+            "`maximum_document_megabytes` of the source.",
+        )
 
 
 def unpacked(
@@ -102,6 +189,14 @@ def unpacked(
     return counted(openers[compression](), count)
 
 
+@dataclass(frozen=True)
+class OverlongLine:
+    """Stands for a line that is longer than allowed, and was not kept."""
+
+    length: int
+    """Its bytes."""
+
+
 def lines_of(stream: IO[AnyStr], end: AnyStr, maximum: int) -> Iterator[AnyStr | OverlongLine]:
     """The lines of a stream; of one that is longer than `maximum` bytes, in UTF-8 where it is text,
     only its length."""
@@ -119,310 +214,3 @@ def lines_of(stream: IO[AnyStr], end: AnyStr, maximum: int) -> Iterator[AnyStr |
 
 def _bytes_of(line: str | bytes) -> int:
     return len(line.encode() if isinstance(line, str) else line)
-
-
-class SourceChanged(UserError):
-    """The source changed between its fingerprint and its reading, which then begins again."""
-
-
-WINDOWS_1252 = "windows-1252"
-"""Western European text as older programs write it; Latin-1 is a part of it."""
-MOST_ACCENTED = 0.3
-"""Share of non-ASCII letters above which text is in no language of Western Europe."""
-_MISPLACED = re.compile(
-    r"(?<=[A-Za-z])[^\W\d_]*(?:[^\w\s\x00-\x7f\u00ad\u2013\u2014\u2019\u2026]|[¼½¾])(?=[a-z])"
-    r"|(?<=[a-z])[À-ÖØ-ÞŒŠŽŸ]"
-)
-"""A symbol or a capital where other encodings have a small letter: `cafŽ` is `café` of an old
-Macintosh. Dashes and dots stand between words without blanks, too."""
-_SUPERSCRIPT = re.compile(r"([^\W\d_]*)[¹²³]([^\W\d_]?)")
-UNITS = {"m", "mm", "cm", "dm", "km", "µm", "nm", "ft", "in", "s"}
-"""What is squared and cubed; after other letters, `by³` is the Polish `był`."""
-BOMB_BYTES = 64 * 1024 * 1024
-"""Unpacked size below which no file is taken for a compression bomb."""
-UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-UTF_32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
-LOOKED_AT = 1024
-"""Bytes that show whether every other one is zero, as in UTF-16 without a mark."""
-
-
-@dataclass(frozen=True)
-class Content:
-    """One file that is being read."""
-
-    file: SourceFile
-    source: Files
-    tick: Tick
-
-    def document(self, identifier: str, text: str, where: str = "") -> Document:
-        """A document of the file; `where` it is in the file, if it is not all of it."""
-        return Document(
-            identifier,
-            text,
-            self.source.name,
-            path=self.file.name,
-            language=self.file.format.language,
-            place=f"{self.file.shown}, {where}" if where else self.file.shown,
-        )
-
-    @property
-    def maximum_bytes(self) -> int:
-        """Largest document."""
-        return int(self.source.maximum_document_megabytes * 1e6)
-
-    @property
-    def maximum_unpacked(self) -> int:
-        """Bytes that the file may unpack to."""
-        return int(max(BOMB_BYTES, self.source.maximum_expansion * self.file.size))
-
-    @contextmanager
-    def open(self, ahead: bool = False) -> Iterator[io.BufferedReader]:
-        """Open the unpacked bytes; `ahead` of reading them again, `tick` only watches the time.
-
-        Raises:
-            BadFile: they are damaged, cut off, far too many, or decoded within the context and in
-                no encoding that can be told.
-            SourceChanged: the file is gone.
-            UserError: its disk or network drive does not answer.
-        """
-        tick = (lambda _: self.tick(0)) if ahead else self.tick
-        form, shown = self.file.format, self.file.shown
-        compression = form.compression
-        try:
-            with self.file.open(tick) as handle:
-                yield unpacked(handle, compression, self.maximum_unpacked, shown, tick)
-        except FileNotFoundError as error:
-            raise SourceChanged(f"{shown} was removed while it was read") from error
-        except UnicodeDecodeError as error:
-            raise BadFile(not_utf8(self, "the file", error).message) from error
-        except DAMAGES as error:
-            # Not damaged, but out of reach with all beside it.
-            if isinstance(error, TimeoutError) or getattr(error, "errno", None) in UNREACHABLE:
-                raise UserError(
-                    f"{shown} cannot be read: its disk or network drive does not answer "
-                    f"({first_line(error)}). Reconnect it; the same command resumes."
-                ) from error
-            raise BadFile(
-                f"{shown} is damaged: its {compression or form.name} cannot be read ({error}). "
-                "Fetch the file again, or take it out of the source."
-            ) from error
-
-
-def decode(content: bytes, declared: str | None = None) -> tuple[str, str | None]:
-    """Decode text; also return the encoding that it was found to be in, None for UTF-8.
-
-    UTF-16 is recognized by its mark or its zeros. Other bytes are in the encoding that the source
-    declares. If it declares none, they are taken for Windows-1252 if they read as Western European
-    text. The encoding of anything else cannot be told, and UnicodeDecodeError is raised, so that
-    nothing wrong is learnt.
-    """
-    if encoding := wide_encoding_of(content):
-        return content.decode(encoding), encoding
-    try:
-        return content.decode("utf-8-sig"), None
-    except UnicodeDecodeError:
-        if declared is None:
-            text = content.decode(WINDOWS_1252, "replace")
-            if _is_western(text):
-                return text, WINDOWS_1252
-        elif not is_damaged_utf_8(content):
-            return content.decode(declared), declared
-        raise
-
-
-def is_damaged_utf_8(content: bytes) -> bool:
-    """Whether most of what is not ASCII is UTF-8, so that no other encoding explains the rest."""
-    text = content.decode("utf-8", "replace")
-    lost = text.count("\ufffd")
-    return sum(not c.isascii() for c in text) > 2 * lost
-
-
-def wide_encoding_of(start: bytes) -> str | None:
-    """The kind of UTF-16 or UTF-32 that a file is in, by its first bytes; None where in none."""
-    # Before UTF-16, with whose mark one of these begins.
-    if start.startswith(UTF_32):
-        return "UTF-32"
-    if start.startswith(UTF_16):
-        return "UTF-16"
-    start = start[:LOOKED_AT]
-    halves = {"UTF-16BE": start[::2], "UTF-16LE": start[1::2]}
-    zeros = {encoding: half.count(0) for encoding, half in halves.items()}
-    most = max(zeros, key=zeros.__getitem__)
-    # One byte of every Latin letter is zero; which one tells the byte order.
-    return most if zeros[most] > len(halves[most]) / 2 > 0 and min(zeros.values()) == 0 else None
-
-
-def _is_western(text: str) -> bool:
-    if "\ufffd" in text or any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
-        return False
-    letters = [c for c in text if c.isalpha()]
-    accented = sum(not c.isascii() for c in letters)
-    if accented > MOST_ACCENTED * len(letters) or _MISPLACED.search(text):
-        return False
-    powers = _SUPERSCRIPT.finditer(text)
-    return all(
-        not after and (not before or before in UNITS)
-        for before, after in (m.groups() for m in powers)
-    )
-
-
-def decoded(content: Content, encoding: str) -> Fault:
-    """The record of text that is learnt though it is not UTF-8."""
-    return Fault(f"{DECODED}{encoding}", f"{DECODED}{encoding}: {content.file.name}")
-
-
-def not_utf8(content: Content, where: str, error: UnicodeDecodeError) -> Fault:
-    """The fault of text in another encoding, or in UTF-16 or UTF-32 that is no such text."""
-    wide = error.encoding[:6].upper().replace("_", "-")
-    if wide in ("UTF-16", "UTF-32"):
-        return Fault(
-            "not_utf8",
-            f"{content.file.shown}: {where} is {wide} that is cut off or damaged ({error.reason}). "
-            "Fetch the file again, or take it out of the source.",
-        )
-    declared = content.source.encoding
-    # Latin-1 is not named: any bytes at all are text in it, which would be learned.
-    return Fault(
-        "not_utf8",
-        f"{content.file.shown}: {where} is not UTF-8{f', nor {declared}' if declared else ''} "
-        f"(byte 0x{error.object[error.start]:02x} at position {error.start}). Set `encoding` of "
-        "the source to the one that such text is in, such as GB18030, SHIFT_JIS or WINDOWS-1251, "
-        "or convert it: iconv -f ENCODING -t UTF-8",
-    )
-
-
-def too_large(content: Content, where: str, size: int) -> Fault:
-    """The fault of a document that is longer than the settings allow."""
-    return Fault(
-        "too_large",
-        f"{content.file.shown}: {where} has {size / 1e6:,.1f} MB, more than "
-        f"{content.source.maximum_document_megabytes:g} MB. Divide it, or raise "
-        "`maximum_document_megabytes` of the source.",
-    )
-
-
-MOST_MEMBERS = 1_000_000
-TAR_MEMBER_BYTES = 256 * 1024 * 1024
-"""Largest file in a tar archive that is read; it is held in memory."""
-
-
-@dataclass(frozen=True)
-class Member(SourceFile):
-    """A file within an archive."""
-
-    opener: Callable[[], Any] = field(repr=False)
-
-    def open(self, tick: Tick) -> io.BufferedReader:
-        # Its bytes are counted as the archive's.
-        return counted(self.opener(), lambda number: None)
-
-
-def members(content: Content) -> Iterator[Member | Fault]:
-    """The files of an archive in its own order, each readable until the next is asked for, and in
-    place of one that is not read a record of it.
-
-    Raises:
-        BadFile: the archive is damaged, encrypted, or unpacks to far too much.
-    """
-    entries = _zip if content.file.format.ending == ".zip" else _tar
-    unpacked = 0
-    for number, member in enumerate(entries(content)):
-        unpacked += member.size if isinstance(member, Member) else 0
-        if unpacked > content.maximum_unpacked or number >= MOST_MEMBERS:
-            raise BadFile(
-                f"{content.file.shown} unpacks to more than {content.maximum_unpacked / 1e6:,.0f} "
-                f"MB or {MOST_MEMBERS:,} files. If it is meant to, raise `maximum_expansion` of "
-                "the source, or unpack it yourself."
-            )
-        yield member
-
-
-def _zip(content: Content) -> Iterator[Member | Fault]:
-    with content.open() as handle:
-        try:
-            archive = zipfile.ZipFile(handle)
-        except UnicodeDecodeError as error:  # A name is marked as UTF-8, and is none.
-            raise zipfile.BadZipFile(str(error)) from error
-        for entry in archive.infolist():
-            if entry.is_dir():
-                continue
-            # The lowest flag says that the entry is encrypted.
-            if entry.flag_bits & 1:
-                raise BadFile(f"{content.file.shown} is encrypted. Unpack it, or take it out.")
-            # Unix programs store a file's mode in the upper half of these attributes.
-            is_link = stat.S_ISLNK(entry.external_attr >> 16)
-            form = "link in an archive" if is_link else _format_of(entry.filename, content)
-            opener = partial(archive.open, entry)
-            yield _member(content, entry.filename, entry.file_size, form, opener)
-
-
-def _tar(content: Content) -> Iterator[Member | Fault]:
-    with content.open() as stream:
-        # A stream that goes one way only, so that compressed content is unpacked once.
-        archive = tarfile.open(  # noqa: SIM115 - closed with the stream
-            fileobj=stream, mode="r|", tarinfo=_TarHeader
-        )
-        for entry in archive:
-            if entry.isdir():
-                continue
-            form: Format | str = _format_of(entry.name, content)
-            if not entry.isfile():
-                is_link = entry.issym() or entry.islnk()
-                form = f"{'link' if is_link else 'special file'} in an archive"
-            elif entry.size > TAR_MEMBER_BYTES:
-                form = "too large file in an archive"
-            # In memory, since readers seek, which the archive's stream cannot do.
-            read = cache(partial(_tar_member, archive, entry))
-            opener = partial(lambda read: io.BytesIO(read()), read)
-            yield _member(content, entry.name, entry.size, form, opener)
-        assert archive.fileobj is not None
-        while rest := archive.fileobj.read(BLOCK_BYTES):
-            # Anything else there is no text that is lost; this marks another archive's header.
-            if b"ustar" in rest:
-                raise tarfile.ReadError("it goes on after its end, as archives put together do")
-
-
-def _tar_member(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(entry)
-    assert file is not None, "a regular file has content"
-    return file.read()
-
-
-class _TarHeader(tarfile.TarInfo):
-    """A member's header; Python takes one that is damaged or cut off for the archive's end."""
-
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(archive)
-        except tarfile.HeaderError as error:
-            is_end = isinstance(error, tarfile.EOFHeaderError)  # type: ignore[attr-defined]
-            # With nothing before it, tarfile itself says that this is no archive.
-            if is_end or archive.offset == 0:
-                raise
-            reason = f"{error} at byte {archive.offset:,}"
-            if isinstance(error, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
-                reason = "it ends without an archive's end, so it may be cut off"
-            raise tarfile.ReadError(reason) from error
-
-
-def _format_of(path: str, content: Content) -> Format | str:
-    """A member's format; of one that is not read, what it is counted under."""
-    form = format_of(path)
-    hidden = any(part.startswith(".") and part != "." for part in path.split("/"))
-    if hidden and not content.source.hidden:
-        return "hidden"
-    if form is None:
-        return kind_of(path)
-    if form.name == "archive":
-        return "archive in an archive"
-    return form if form.name in content.source.formats else f"{form.name} files"
-
-
-def _member(
-    content: Content, path: str, size: int, form: Format | str, opener: Callable[[], Any]
-) -> Member | Fault:
-    name = f"{content.file.name}/{shown_in_line(path.removeprefix('./').lstrip('/'))}"
-    if isinstance(form, str):
-        return Fault(f"{UNREAD}{form}", f"{UNREAD}{form}: {name}")
-    return Member(f"{content.file.path}/{path}", name, size, form, opener)

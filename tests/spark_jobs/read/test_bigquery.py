@@ -65,6 +65,8 @@ def test_export_is_one_statement_that_sorts_nothing() -> None:
     source = settings(table=None, query="SELECT id, text FROM `a.b.c` # the newest")
     parts = [line.partition("#")[0] for line in export_statement(source, "gs://b").splitlines()]
     assert "".join(parts).endswith("FROM (SELECT id, text FROM `a.b.c` )"), "without the comment"
+    begins_with_comments = "-- of the\n# team /*\n/* all\nof it */ SELECT id, text FROM `a.b.c`"
+    assert settings(table=None, query=begins_with_comments).query == begins_with_comments
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,9 @@ import pytest
 
 from artifacts.errors import UserError
 from artifacts.examples import read_example
-from artifacts.storage import files
 from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.snapshot import fingerprints_of, open_sources
 from tests.spark_jobs.read.test_snapshot import settings_of
-from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 def read(source: dict[str, Any]) -> list[Document | Fault]:
@@ -92,21 +90,6 @@ def test_every_format_gives_every_form(form: str, name: str, tmp_path: Path) -> 
     path.write_bytes(FORMATS[name](row))
     source = {"type": "files", "path": str(path), "examples": {"form": form} | columns}
     assert only(source) == expected
-
-
-@pytest.mark.parametrize("form", ROWS)
-def test_numbered_files_of_a_bucket_give_every_form(form: str, google: LocalGoogle) -> None:
-    row, columns, expected = ROWS[form]
-    folder = f"gs://{BUCKET}/{form}"
-    for number in range(1, 4):
-        content = gzip.compress(json.dumps(row).encode())
-        files.write(f"{folder}/part-{number}-of-3.jsonl.gz", content)
-    files.write(f"{folder}/part-4-of-3.jsonl.gz", b"is not named")
-    path = f"{folder}/part-{{1..3}}-of-3.jsonl.gz"
-    found = read({"type": "files", "path": path, "examples": {"form": form} | columns})
-    assert [read_example(one.example) for one in found if isinstance(one, Document)] == (
-        [expected] * 3
-    )
 
 
 @pytest.fixture

@@ -96,9 +96,12 @@ def test_a_truncated_zstd_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["files", "saved"])
-def test_a_local_hugging_face_dataset_is_read(tmp_path: Path, layout: str) -> None:
+def test_a_local_hugging_face_dataset_is_read(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
+    monkeypatch.setenv("HOME", str(tmp_path))
     rows = {"body": ["first", "second"], "key": [7, 8]}
     folder = tmp_path / "dataset"
     if layout == "saved":
@@ -110,7 +113,7 @@ def test_a_local_hugging_face_dataset_is_read(tmp_path: Path, layout: str) -> No
         (folder / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     source = {
         "type": "hugging_face",
-        "dataset": str(folder),
+        "dataset": "~/dataset",
         "text_column": "body",
         "id_column": "key",
     }
@@ -134,15 +137,7 @@ def test_a_row_of_a_hugging_face_dataset_without_an_id_is_set_aside(tmp_path: Pa
 
     assert [row["id"] for row in rows] == [str(n) for n in range(1, 200)]
     assert stats["dropped"] == {"no_id": 1}
-    assert stats["faults"] == [f"{tmp_path}, row 0: no id under 'key'."]
-
-
-def test_lists_are_no_ids_of_a_hugging_face_dataset(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "The valve opens.", "key": ["a", "b"]}')
-    settings = settings_of(type="hugging_face", dataset=str(tmp_path), id_column="key")
-
-    with pytest.raises(UserError, match="row 0: the id is of the type list, not text or a number"):
-        snapshot(settings, tmp_path / "raw")
+    assert stats["faults"] == [f"{tmp_path}, row 0: no id under the key 'key'."]
 
 
 def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(

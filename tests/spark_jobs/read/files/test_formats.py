@@ -105,32 +105,34 @@ def write_docx(path: Path, blocks: str) -> None:
 RUN = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
 
 
-def test_a_word_file_gives_what_was_inserted_and_filled_in_and_nothing_deleted(
-    folder: Path,
-) -> None:
-    control = "<w:sdt><w:sdtPr>{}</w:sdtPr><w:sdtContent>{}</w:sdtContent></w:sdt>"
-    deleted = "<w:del><w:r><w:delText>old</w:delText></w:r></w:del>"
-    whole = control.format("", f"<w:p>{RUN.format('Checked by Ann.')}</w:p>")
-    prompt = control.format("<w:showingPlcHdr/>", f"<w:p>{RUN.format('Enter text.')}</w:p>")
-    filled = control.format("", f"<w:ins>{RUN.format('weekly')}</w:ins>")
-    paragraph = f"<w:p>{RUN.format('It opens ')}{deleted}{filled}</w:p>"
-    write_docx(folder / "a.docx", whole + prompt + paragraph)
-
-    assert texts_of(folder) == {"a.docx": "Checked by Ann.\n\nIt opens weekly"}
+CONTROL = "<w:sdt><w:sdtPr>{}</w:sdtPr><w:sdtContent>{}</w:sdtContent></w:sdt>"
+FORMULA = "<m:oMath><m:r><m:t>E=</m:t></m:r><m:r><m:t>mc</m:t></m:r></m:oMath>"
 
 
-def test_a_word_file_gives_formulas_and_words_whose_reading_is_shown(folder: Path) -> None:
-    reading, word = (
-        f"<w:{n}>{RUN.format(t)}</w:{n}>" for n, t in (("rt", "とう"), ("rubyBase", "東"))
-    )
-    formula = "<m:oMath><m:r><m:t>E=</m:t></m:r><m:r><m:t>mc</m:t></m:r></m:oMath>"
-    write_docx(
-        folder / "a.docx",
-        f"<w:p>{RUN.format('In ')}<w:r><w:ruby>{reading}{word}</w:ruby></w:r>"
-        f"{RUN.format(' is ')}{formula}.</w:p><w:p><m:oMathPara>{formula}</m:oMathPara></w:p>",
-    )
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [
+        (
+            CONTROL.format("", f"<w:p>{RUN.format('Checked by Ann.')}</w:p>")
+            + CONTROL.format("<w:showingPlcHdr/>", f"<w:p>{RUN.format('Enter text.')}</w:p>")
+            + f"<w:p>{RUN.format('It opens ')}<w:del><w:r><w:delText>old</w:delText></w:r></w:del>"
+            + CONTROL.format("", f"<w:ins>{RUN.format('weekly')}</w:ins>")
+            + "</w:p>",
+            "Checked by Ann.\n\nIt opens weekly",
+        ),
+        (
+            f"<w:p>{RUN.format('In ')}<w:r><w:ruby><w:rt>{RUN.format('とう')}</w:rt><w:rubyBase>"
+            f"{RUN.format('東')}</w:rubyBase></w:ruby></w:r>{RUN.format(' is ')}{FORMULA}.</w:p>"
+            f"<w:p><m:oMathPara>{FORMULA}</m:oMathPara></w:p>",
+            "In 東 is E=mc\n\nE=mc",
+        ),
+    ],
+    ids=["inserted, filled in and deleted", "formulas, and words whose reading is shown"],
+)
+def test_a_word_file_gives_what_is_shown(folder: Path, blocks: str, text: str) -> None:
+    write_docx(folder / "a.docx", blocks)
 
-    assert texts_of(folder) == {"a.docx": "In 東 is E=mc\n\nE=mc"}
+    assert texts_of(folder) == {"a.docx": text}
 
 
 def test_a_word_file_gives_fields_text_boxes_and_notes_once(folder: Path) -> None:
@@ -289,7 +291,7 @@ def test_a_member_of_a_tar_archive_is_read_when_it_is_asked_for(
         return extract(archive, entry)
 
     monkeypatch.setattr(tarfile.TarFile, "extractfile", noted)
-    monkeypatch.setattr("spark_jobs.read.files.streams.MOST_MEMBERS", 1)
+    monkeypatch.setattr("spark_jobs.read.files.archives.MOST_MEMBERS", 1)
 
     with pytest.raises(UserError, match=r"a.tar unpacks to more than.*maximum_expansion"):
         texts_of(folder)

@@ -93,7 +93,7 @@ def test_a_template_makes_one_text_of_the_columns_that_hold_any(
     assert not stats["dropped"]
 
 
-def test_a_template_tells_dates_times_and_exact_numbers(folder: Path, tmp_path: Path) -> None:
+def test_dates_times_and_exact_numbers_are_told_and_ids(folder: Path, tmp_path: Path) -> None:
     columns = {
         "day": pa.array([date(2024, 5, 17)]),
         "at": pa.array([datetime(2024, 5, 17, 9, 30)], pa.timestamp("ms")),
@@ -105,8 +105,10 @@ def test_a_template_tells_dates_times_and_exact_numbers(folder: Path, tmp_path: 
     pq.write_table(pa.table(columns), folder / "a.parquet")
     template = "\n".join(f"{{{name}}}" for name in columns)
 
-    (row,), _ = snapshot(files_source(folder, text_template=template), tmp_path / "raw")
+    source = files_source(folder, text_template=template, id_column="key")
+    (row,), _ = snapshot(source, tmp_path / "raw")
 
+    assert row["id"] == "00000000-0000-0000-0000-000000000007"
     assert row["text"].splitlines() == [
         *("2024-05-17", "2024-05-17 09:30:00", "09:30:00", "0:05:00", "12.50"),
         "00000000-0000-0000-0000-000000000007",
@@ -118,7 +120,8 @@ def test_a_table_is_separated_by_what_separates_its_column_names(
 ) -> None:
     (folder / "a.csv").write_text('"size, mm";text\n"1,5";"A pump; it turns."\n2;Short, sharp.\n')
     (folder / "b.csv").write_text("text\nOne column; and,\tno other.\n")
-    (folder / "c.tsv").write_text("text\tstars\nTabs; and, more.\t5\n")
+    # As a spreadsheet writes a table that does not begin at its top.
+    (folder / "c.tsv").write_text("\n\t\ntext\tstars\nTabs; and, more.\t5\n")
 
     rows, _ = snapshot(files_source(folder), tmp_path / "raw")
 

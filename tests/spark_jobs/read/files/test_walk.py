@@ -16,8 +16,9 @@ from artifacts.storage import files
 from spark_jobs.read.files.find import NoFiles, Walk, find_files
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.streams import Content
+from spark_jobs.read.formats import Format
 from spark_jobs.read.opened import SkippedFiles
-from spark_jobs.read.settings import Files, Format
+from spark_jobs.read.settings import Files
 from spark_jobs.read.snapshot import open_sources
 from spark_jobs.read.source_file import RemoteFile
 from spark_jobs.read.survey import survey

@@ -1,0 +1,135 @@
+"""The text between tags: of web pages, of pages that are one document, and of XML."""
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from artifacts.errors import first_line
+from spark_jobs.read.document import Document, Fault
+from spark_jobs.read.files.encodings import decode
+from spark_jobs.read.files.streams import BadFile, Content
+from spark_jobs.read.files.whole import naming_encoding, one_document
+
+_DECLARED = re.compile(rb"<meta[^>]+charset|<\?xml[^>]+encoding", re.IGNORECASE)
+
+
+def page_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
+    """A page's text, and the encoding that it is in if it does not say so (`Extract`)."""
+    # trafilatura would guess the encoding, and is often wrong.
+    if _DECLARED.search(content[:8192]):
+        return html_text(content), None
+    page, encoding = decode(content, declared)
+    return html_text(page if encoding else content), encoding
+
+
+def html_text(content: bytes | str) -> str:
+    """A page's main text, as trafilatura finds it; where it finds none, all its text."""
+    import trafilatura
+
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+    # Without that tag, trafilatura finds nothing in a page that has no head.
+    markup = f"<html>{content}" if isinstance(content, str) else b"<html>" + content
+    for page in (content, markup):
+        text = trafilatura.extract(
+            page, output_format="markdown", include_comments=False, include_tables=True
+        )
+        if text := text or trafilatura.html2txt(page):
+            return str(text)
+    return ""
+
+
+_HTML_BLOCKS = (
+    *("h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "th", "blockquote", "br", "div"),
+    *("tr", "table", "ul", "ol", "dl", "dt", "dd", "section", "article", "header", "footer"),
+    *("figure", "figcaption"),
+)
+_KEPT_BLANKS = {ord(" "): 0xFDD0, ord("\t"): 0xFDD1}
+"""Blanks of preformatted text, mapped to characters that no text has."""
+_TITLE, _TITLE_END = re.compile("<title[^>]*>", re.IGNORECASE), re.compile("</title", re.IGNORECASE)
+
+
+def all_text(markup: str) -> str:
+    """All text of a page that is a document as a whole, block by block."""
+    from lxml import etree
+    from lxml.html import HTMLParser, document_fromstring
+
+    # The page is encoded as UTF-8 here, whatever it says of its encoding.
+    parser = HTMLParser(encoding="utf-8")
+    if not _TITLE_END.search(markup):
+        # A title that is not closed would take in the whole page.
+        markup = _TITLE.sub("", markup)
+    try:
+        page = document_fromstring(markup.encode(), parser=parser)
+    except etree.ParserError:  # It is blank, or a comment alone.
+        return ""
+    for aside in page.xpath("//head | //script | //style"):
+        aside.drop_tree()
+    for block in page.iter("pre"):
+        for element in block.iter():
+            element.text = (element.text or "").translate(_KEPT_BLANKS)
+            if element is not block:
+                element.tail = (element.tail or "").translate(_KEPT_BLANKS)
+    for block in page.iter(*_HTML_BLOCKS):
+        block.text = "\n" + (block.text or "")
+        block.tail = "\n" + (block.tail or "")
+    lines = (" ".join(line.split()) for line in page.text_content().splitlines())
+    blanks = {kept: blank for blank, kept in _KEPT_BLANKS.items()}
+    return "\n".join(filter(None, (line.translate(blanks).rstrip() for line in lines)))
+
+
+_DUMP = re.compile(rb"<mediawiki[\s>]")
+HEAD_BYTES = 4096
+
+
+def read_xml(content: Content) -> Iterator[Document | Fault]:
+    """All text of a file as one document; of a wiki's dump each page is a document."""
+    with content.open() as stream:
+        is_dump = _DUMP.search(stream.read(HEAD_BYTES))
+    if not is_dump:
+        yield from one_document(content, naming_encoding(_xml_text))
+        return
+    from lxml import etree
+
+    # Without entities, which may multiply or fetch other files.
+    safe = {"resolve_entities": False, "no_network": True}
+    try:
+        with content.open() as stream:
+            pages = etree.iterparse(stream, tag="{*}page", **safe)
+            for number, (_, page) in enumerate(pages, start=1):
+                yield _wiki_page(page, content, number)
+                # Only one page of a dump, which may have gigabytes, is held at a time.
+                page.clear()
+                while page.getprevious() is not None:
+                    del page.getparent()[0]
+    except etree.XMLSyntaxError as error:
+        raise BadFile(
+            f"{content.file.shown} is not readable XML ({first_line(error)}). Fetch the file again."
+        ) from error
+
+
+def _wiki_page(page: Any, content: Content, number: int | str) -> Document | Fault:
+    """A page's title and the newest of its texts, in the wiki's markup."""
+    title = page.findtext("{*}title") or ""
+    texts = [text.text or "" for text in page.iterfind("{*}revision/{*}text")]
+    # A page that only leads to another one has no text of its own.
+    text = texts[-1].strip() if texts and page.find("{*}redirect") is None else ""
+    number = page.findtext("{*}id") or number
+    where = f"page {number}"
+    if len(text) > content.maximum_bytes:
+        return content.too_large(where, len(text))
+    text = f"{title}\n\n{text}" if text else ""
+    return content.document(f"{content.file.name}:{number}", text, where)
+
+
+def _xml_text(content: bytes) -> str:
+    """All text between the tags, a line for each element that has some."""
+    return "\n".join(filter(None, (" ".join(t.split()) for t in parse_xml(content).itertext())))
+
+
+def parse_xml(found: bytes) -> Any:
+    """The root of an XML document, without what it might fetch or multiply."""
+    from lxml import etree
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True)
+    return etree.fromstring(found, parser)

@@ -1,0 +1,143 @@
+"""The formats of files, as their names say."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+FormatName = Literal[
+    "text",
+    "html",
+    "pdf",
+    "docx",
+    "notebook",
+    "mail",
+    "subtitles",
+    "xml",
+    "rtf",
+    "odt",
+    "pptx",
+    "xlsx",
+    "epub",
+    "json",
+    "csv",
+    "parquet",
+    "archive",
+    "code",
+]
+FORMATS: tuple[FormatName, ...] = get_args(FormatName)
+TABLES: tuple[FormatName, ...] = ("json", "csv", "parquet")
+"""Formats whose rows have columns."""
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+
+_ENDINGS: dict[FormatName, str] = {
+    "text": "txt text md markdown mdx rst adoc asciidoc org tex log",
+    "html": "html htm xhtml",
+    "pdf": "pdf",
+    "docx": "docx",
+    "notebook": "ipynb",
+    "mail": "eml mbox",
+    "subtitles": "srt vtt",
+    "xml": "xml",
+    "rtf": "rtf",
+    "odt": "odt",
+    "pptx": "pptx",
+    "xlsx": "xlsx",
+    "epub": "epub",
+    "json": "jsonl ndjson json",
+    "csv": "csv tsv",
+    "parquet": "parquet",
+    "archive": "zip tar tgz",
+}
+LANGUAGES = {
+    "bash": "sh bash",
+    "c": "c h",
+    "c++": "cc cpp cxx hh hpp hxx",
+    "c#": "cs",
+    "clojure": "clj",
+    "css": "css scss",
+    "cuda": "cu cuh",
+    "dart": "dart",
+    "elixir": "ex exs",
+    "erlang": "erl",
+    "fortran": "f90 f95",
+    "go": "go",
+    "graphql": "graphql",
+    "haskell": "hs",
+    "java": "java",
+    "javascript": "js jsx mjs",
+    "julia": "jl",
+    "kotlin": "kt kts",
+    "lua": "lua",
+    "ocaml": "ml mli",
+    "perl": "pl pm",
+    "php": "php",
+    "powershell": "ps1",
+    "protobuf": "proto",
+    "python": "py pyi",
+    "r": "r",
+    "ruby": "rb",
+    "rust": "rs",
+    "scala": "scala",
+    "sql": "sql",
+    "swift": "swift",
+    "terraform": "tf",
+    "toml": "toml",
+    "typescript": "ts tsx",
+    "yaml": "yaml yml",
+}
+NUMBERED_ENDINGS = (*(e for name in TABLES for e in _ENDINGS[name].split()), "mbox")
+"""Of files of many documents, whose ids end with the document's number unless a column names it;
+pages of a wiki's dump have numbers of their own."""
+_TEXT_NAMES = (
+    *("authors", "changelog", "changes", "contributing", "copying", "install", "license"),
+    *("news", "notice", "readme", "todo"),
+)
+"""Files without an ending."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a file is read."""
+
+    name: FormatName
+    ending: str
+    """In lower case, such as `.md`; the compression's is taken off."""
+    language: str | None = None
+    """The programming language of code."""
+    compression: str | None = None
+
+
+def _formats() -> Iterator[Format]:
+    for name, endings in _ENDINGS.items():
+        for ending in endings.split():
+            # One that names its compression, too, and is not among those of compressions.
+            packed = "gzip" if ending == "tgz" else None
+            yield Format(name, f".{ending}", compression=packed)
+    for language, endings in LANGUAGES.items():
+        yield from (Format("code", f".{ending}", language) for ending in endings.split())
+    yield from (Format("code", name, name) for name in ("dockerfile", "makefile"))
+    yield from (Format("text", name) for name in _TEXT_NAMES)
+
+
+_BY_ENDING = {form.ending: form for form in _formats()}
+"""Also by the names of files that have no ending."""
+
+
+def format_of(path: str) -> Format | None:
+    """The format that a file's name says, or None where it says none that can be read."""
+    name = path.rpartition("/")[2].lower()
+    compression = None
+    for ending, kind in COMPRESSIONS.items():
+        if name.endswith(ending):
+            name, compression = name.removesuffix(ending), kind
+    dot, ending = name.rpartition(".")[1:]
+    form = _BY_ENDING.get(dot + ending)
+    return replace(form, compression=form.compression or compression) if form else None
+
+
+def kind_of(path: str) -> str:
+    """What a file that is not read is counted under: its ending, in lower case."""
+    name = path.rpartition("/")[2].lower()
+    stem, dot, ending = name.rpartition(".")
+    return dot + ending if dot and stem and len(ending) <= 12 else "no ending"
