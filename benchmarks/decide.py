@@ -35,13 +35,10 @@ from benchmarks.harness import Check, at_most, record
 from benchmarks.memory import PeakMemory
 from benchmarks.synthetic_documents import DOCUMENTS_PER_PART, SyntheticPart
 from spark_jobs.clean.decide.by_spark import SparkDecider
-from spark_jobs.clean.decide.decider import (
-    DecidedDocuments,
-    DecisionContext,
-    ForgottenTexts,
-    write_duplicates,
-)
+from spark_jobs.clean.decide.decider import DecidedDocuments, DecisionRun
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
+from spark_jobs.clean.duplicates import write_duplicates
+from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.runtime.session import local_conf, local_session, prepare_environment
 from spark_jobs.settings import CleanCorpusSettings
 
@@ -111,14 +108,14 @@ def measure(decider: str, documents: int) -> dict[str, Any]:
         PeakMemory(FAMILY_SECONDS) as memory,
         _peak_heap(spark) as heap,
     ):
-        run = DecisionContext(
-            spark, CleanCorpusSettings(), None, (), ForgottenTexts(), scratch, _report
+        run = DecisionRun(
+            spark, _report, scratch, None, CleanCorpusSettings(), None, (), ForgottenTexts()
         )
         if decider == "in_memory":
             outcome = InMemoryDecider(run, list(parts)).decide([])
         else:
             outcome = SparkDecider(run, list(parts), documents).decide([])
-        write_duplicates(spark, outcome.duplicates, scratch, _report)
+        write_duplicates(run, outcome.duplicates, scratch)
         seconds = time.perf_counter() - began
         used = _processor_seconds() - processor
         digest = _digest(outcome, Path(scratch))

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.clean.decide.decider import DOCUMENT_SCHEMA, DocumentPart, ForgottenTexts
 from spark_jobs.clean.prepare import PreparedPart, band_keys, bands_of, fixed_binary, signatures
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import mix, shingle, sum_words, text_hash
@@ -33,7 +32,7 @@ _DRAWS = 2**40
 
 
 @dataclass(frozen=True)
-class SyntheticPart(DocumentPart):
+class SyntheticPart(PreparedPart):
     """The documents from a number on, `DOCUMENTS_PER_PART` of them."""
 
     first: int = 0
@@ -42,14 +41,14 @@ class SyntheticPart(DocumentPart):
     def numbered(cls, number: int) -> "SyntheticPart":
         """The part that comes after so many others."""
         name = f"synthetic-{number}"
-        return cls(PreparedPart(name, name, True), first=number * DOCUMENTS_PER_PART)
+        return cls(name, name, True, first=number * DOCUMENTS_PER_PART)
 
-    def read(self, forgotten: ForgottenTexts) -> pa.Table:
+    def read(self, columns: list[str]) -> pa.Table:
         numbers = np.arange(self.first, self.first + DOCUMENTS_PER_PART)
         texts = make_texts(numbers)
         count = len(numbers)
         lengths = pc.utf8_length(texts)
-        columns = {
+        made = {
             "id": pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 12, "0"),
             "source": pa.array(["synthetic"] * count),
             "text_hash": pa.array(list(map(text_hash, texts.to_pylist()))),
@@ -58,13 +57,8 @@ class SyntheticPart(DocumentPart):
             "fault": pa.nulls(count, pa.string()),
             "repaired": pa.array(np.zeros(count, bool)),
             "shape": pa.nulls(count, pa.int64()),
-            "past": pa.array(np.zeros(count, bool)),
-            "recorded_split": pa.array(np.zeros(count, np.int8)),
-            "recorded_slice": pa.array(np.zeros(count, np.int32)),
         }
-        return pa.table({name: columns[name] for name in DOCUMENT_SCHEMA.names}).cast(
-            DOCUMENT_SCHEMA
-        )
+        return pa.table({name: made[name] for name in columns})
 
     def read_rows(self, column: str, rows: pa.Array) -> pa.Array:
         texts = make_texts(self.first + rows.to_numpy())

@@ -47,6 +47,7 @@ from spark_jobs.clean.forgotten import (
     read_signatures,
 )
 from spark_jobs.clean.history import read_history
+from spark_jobs.runtime.tasks import JobRun
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:llm-assets:forgetting:v1"
@@ -204,7 +205,8 @@ def search_corpora(
     spark = local_session()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            matches = find_similar(spark, parts, texts, signatures, scratch, store.cache, report)
+            run = JobRun(spark, report, scratch, store.cache)
+            matches = find_similar(run, parts, texts, signatures)
     finally:
         end_local_session()
     # The same document may be in several corpora.

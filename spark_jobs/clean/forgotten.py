@@ -1,6 +1,6 @@
 """Finds documents that hold forgotten text again, as near copies or inside other text.
 
-A forgotten text is one more kind of reference text (`spark_jobs.decontaminate.overlap`). Only a
+A forgotten text is one more kind of reference text (`spark_jobs.decontaminate.ngrams`). Only a
 signature of it is kept: 32 bits of the hash of every fifth n-gram of five words, so that no two
 overlap, sorted. A changed word changes one of them, wherever it stands. docs/tracing.md says what a
 signature reveals to whoever holds it.
@@ -18,16 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
-from pyspark.sql import SparkSession
 
 from artifacts.cache import cache_key, cached
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.numbers import ends_of, run_starts
-from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.words import has_unspaced
 from spark_jobs.clean.prepare import PreparedPart
-from spark_jobs.decontaminate.overlap import (
+from spark_jobs.decontaminate.ngrams import (
     NGrams,
     group_ngrams,
     load_ngrams,
@@ -35,7 +33,7 @@ from spark_jobs.decontaminate.overlap import (
     save_ngrams,
 )
 from spark_jobs.runtime.parquet import Part, read_table, to_parquet, to_stream
-from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.runtime.tasks import JobRun, map_tasks
 from spark_jobs.text import Shingles, fold, sum_words
 
 FORGOTTEN, SIMILAR = "forgotten", "similar_to_forgotten"
@@ -150,25 +148,21 @@ def read_signatures(urls: Sequence[str]) -> Signatures:
 
 
 def find_similar(
-    spark: SparkSession,
+    run: JobRun,
     parts: Sequence[Part | PreparedPart],
     texts: Sequence[ForgottenText],
     signatures: Signatures,
-    scratch: str,
-    cache: str | None,
-    report: Report,
 ) -> pa.Table:
     """Find the documents that hold one of some texts: rows of `SIMILAR_SCHEMA`, part by part.
 
     Args:
         parts: of a prepared raw corpus, or of a clean one.
         texts: those to look for, each of which has a signature.
-        scratch: folder for what tasks read.
-        cache: folder of what earlier runs found.
     """
     if not texts:
         return SIMILAR_SCHEMA.empty_table()
-    url = save_ngrams(scratch, as_references([signatures[text.text_hash] for text in texts]))
+    references = as_references([signatures[text.text_hash] for text in texts])
+    url = save_ngrams(run.scratch, references)
     # The name of the file is a hash of its content, so it stands for the texts in the key.
     key = cache_key(
         "similar to forgotten text",
@@ -176,8 +170,8 @@ def find_similar(
         ["numpy", "pyarrow"],
         references=url.rpartition("/")[2],
     )
-    work = partial(_compare, references=url, key=key, cache=cache)
-    records = map_tasks(spark, "looking for forgotten text", parts, work, report)
+    work = partial(_compare, references=url, key=key, cache=run.cache)
+    records = map_tasks(run.spark, "looking for forgotten text", parts, work, run.report)
     rows = [row for record in records for row in record["rows"]]
     named = [row | {"forgotten": texts[row["forgotten"]].id} for row in rows]
     return pa.Table.from_pylist(named, SIMILAR_SCHEMA)

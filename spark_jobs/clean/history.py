@@ -30,14 +30,12 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
-from artifacts.progress import Report
 from artifacts.shards.format import Split
 from artifacts.storage import files
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN
 from spark_jobs.runtime.parquet import READERS, Part, PartRows, RowLocation, find_parts, write_table
-from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.runtime.tasks import JobRun, map_tasks
 from spark_jobs.settings import SplitSettings
 
 PAST_FOLDER = "past"
@@ -88,9 +86,7 @@ def read_history(clean_corpus: str | None) -> History | None:
     return History(parts)
 
 
-def write_past(
-    spark: SparkSession, history: History, chosen: PartRows, folder: str, report: Report
-) -> list[Part]:
+def write_past(run: JobRun, history: History, chosen: PartRows, folder: str) -> list[Part]:
     """Write some of the record's texts into a folder, in their order, and give its parts."""
     if not chosen.count:
         return []
@@ -98,7 +94,8 @@ def write_past(
         (number, [(history.parts[part], *place) for part, *place in group])
         for number, group in enumerate(chosen.groups(_TEXTS_IN_FILE))
     ]
-    map_tasks(spark, "reading past texts", groups, partial(_write_group, folder=folder), report)
+    write = partial(_write_group, folder=folder)
+    map_tasks(run.spark, "reading past texts", groups, write, run.report)
     return find_parts(folder, RECORD_COLUMNS, "clean_corpus")
 
 
@@ -249,16 +246,18 @@ class ClusterFacts:
     """`TRAIN` if the cluster has text in the sources that is not to be replayed."""
 
 
+GUARDED, SPOILT = "copy_of_held_out", "trained_on_before"
+"""Reasons why what is not kept of a cluster goes, whatever it is a copy of."""
+
+
 @dataclass(frozen=True)
 class Fates:
     """What becomes of each text; all arrays have the shape (texts,)."""
 
     split: np.ndarray
     """Code of its cluster's split."""
-    guarded: np.ndarray
-    """Whether its cluster holds earlier held-out or validation text."""
-    spoilt: np.ndarray
-    """Whether the settings reserve its cluster for evaluation, but it was trained on."""
+    reason: pa.Array
+    """Why all of its cluster goes but what stays: `GUARDED`, `SPOILT`, or null."""
     eligible: np.ndarray
     """Whether it may stay: the best such document of a cluster does."""
     stays: np.ndarray
@@ -272,23 +271,32 @@ def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
         clusters: for each text, the largest codes of its cluster.
         new: shape (texts,), codes of the splits that follow from the clusters' hashes.
     """
-    trained = clusters.trained > NONE
-    guard, force = clusters.guard, clusters.force
-    guarded = guard > NONE
-    replayed = clusters.unreplayed == NONE
-    # A new cluster follows, in this order, a source that is set apart to evaluate, the split of an
-    # id that it had before, a source to train on, and its hash.
-    unknown = np.where(replayed | (clusters.train > NONE), TRAIN, new)
-    fresh = np.where(force, force, np.where(clusters.by_id, clusters.by_id, unknown))
-    split = np.where(guarded, guard, np.where(trained, TRAIN, fresh))
+    is_guarded, was_trained = clusters.guard > NONE, clusters.trained > NONE
+    is_forced, is_replayed = clusters.force > NONE, clusters.unreplayed == NONE
+    # The record of earlier corpora goes first. A new cluster follows, in this order, a source that
+    # is set apart to evaluate, the split of an id that it had before, a source to train on, and its
+    # hash.
+    split = np.select(
+        [is_guarded, was_trained, is_forced, clusters.by_id > NONE, clusters.train > NONE],
+        [clusters.guard, TRAIN, clusters.force, clusters.by_id, TRAIN],
+        np.where(is_replayed, TRAIN, new),
+    )
     # What evaluates nothing is trained on, or replayed if it is only text to replay.
-    split = np.where(split >= VALIDATION, split, np.where(replayed, REPLAY, TRAIN))
-    spoilt = trained & ~guarded & (force > NONE)
-    stays = texts.present & guarded & (texts.by_text == guard)
-    has_guard = clusters.present_guard == guard
-    # Only a new text takes the place of a document that has left: a text that was in another
-    # split has already been evaluated on there.
-    succeeds = ~trained & (texts.by_text == NONE)
-    fits = ((force == NONE) | (texts.forced == force)) & (replayed | (texts.forced != REPLAY))
-    eligible = np.where(guarded, np.where(has_guard, stays, succeeds), fits)
-    return Fates(split, guarded, spoilt, texts.present & eligible & ~spoilt, stays)
+    split = np.where(split >= VALIDATION, split, np.where(is_replayed, REPLAY, TRAIN))
+
+    stays = texts.present & is_guarded & (texts.by_text == clusters.guard)
+    # The held-out or validation text alone may stay; where it has left, only a new text takes its
+    # place: a text that was in another split has already been evaluated on there.
+    succeeds = ~was_trained & (texts.by_text == NONE)
+    may_judge = np.where(clusters.present_guard == clusters.guard, stays, succeeds)
+    fits = ~is_forced | (texts.forced == clusters.force)
+    fits &= is_replayed | (texts.forced != REPLAY)
+    # What was trained on cannot evaluate, as the settings want it to.
+    is_spoilt = was_trained & ~is_guarded & is_forced
+    spoilt = pc.if_else(pa.array(is_spoilt), SPOILT, pa.scalar(None, pa.string()))
+    return Fates(
+        split,
+        reason=pc.if_else(pa.array(is_guarded), GUARDED, spoilt),
+        eligible=texts.present & np.where(is_guarded, may_judge, fits) & ~is_spoilt,
+        stays=stays,
+    )

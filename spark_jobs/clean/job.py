@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,13 +33,12 @@ from spark_jobs.clean.decide.by_spark import SparkDecider
 from spark_jobs.clean.decide.decider import (
     DECIDED_SCHEMA,
     DecidedDocuments,
-    DecisionContext,
-    DocumentPart,
+    Decider,
+    DecisionRun,
     Example,
-    find_duplicates,
-    write_duplicates,
 )
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
+from spark_jobs.clean.duplicates import find_duplicates, write_duplicates
 from spark_jobs.clean.forgotten import (
     MOST_SIMILAR,
     SIMILAR_NAME,
@@ -50,12 +50,18 @@ from spark_jobs.clean.forgotten import (
     tell_similar,
 )
 from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
-from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_parts, prepare_rows, prepared_schema
+from spark_jobs.clean.prepare import (
+    EXAMPLE_COLUMN,
+    PreparedPart,
+    prepare_parts,
+    prepare_rows,
+    prepared_schema,
+)
 from spark_jobs.clean.write import CLEAN_SCHEMA, write_part, writing_key
-from spark_jobs.decontaminate.overlap import save_evaluation_ngrams
+from spark_jobs.decontaminate.ngrams import save_evaluation_ngrams
 from spark_jobs.runtime import parquet
 from spark_jobs.runtime.session import measured, session
-from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.runtime.tasks import JobRun, map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 from spark_jobs.text import text_hash
 
@@ -93,7 +99,7 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
     """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
     Beside the parts, `duplicates-NNNNN.parquet` list every copy that was dropped and why
-    (`spark_jobs.clean.decide.decider.DUPLICATE_SCHEMA`), and `similar_to_forgotten.parquet` what
+    (`spark_jobs.clean.duplicates.DUPLICATE_SCHEMA`), and `similar_to_forgotten.parquet` what
     was left out since it holds forgotten text (`spark_jobs.clean.forgotten.SIMILAR_SCHEMA`).
 
     Returns:
@@ -116,98 +122,53 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
         DamagedArtifact: a file of signatures of forgotten texts is absent or was changed.
     """
     with scratch_folder(f"{spec.output}{SCRATCH_SUFFIX}") as scratch:
-        return _run(spark, spec, scratch, report)
+        return _run(JobRun(spark, report, scratch, spec.cache), spec)
 
 
-def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> dict[str, Any]:
+def _run(job: JobRun, spec: CleanSpec) -> dict[str, Any]:
     settings = spec.settings
     # First, since nothing may be built while one of these files is damaged.
     signatures = read_signatures(spec.forgotten.signatures)
     raw = parquet.find_parts(spec.raw_corpus, parquet.RAW_COLUMNS, "raw_corpus")
     history = read_history(spec.earlier)
-    ngrams = save_evaluation_ngrams(spec.evaluation_texts, scratch, settings.decontamination)
+    recorded = history.parts if history else []
+    ngrams = save_evaluation_ngrams(spec.evaluation_texts, job.scratch, settings.decontamination)
     # All columns that the clean text will have: classifiers may take the name of none.
     decided = [field for field in CLEAN_SCHEMA if field.name in DECIDED_SCHEMA.names]
     columns = pa.schema([*prepared_schema(settings), *decided])
-    prepare = partial(
-        prepare_parts,
-        spark,
-        settings=settings,
-        ngrams=ngrams,
-        models=check_models(settings.classifiers, columns),
-        cache=spec.cache,
-        report=report,
-    )
-    prepared = prepare(raw, f"{scratch}/prepared")
-    parts = list(map(DocumentPart, prepared))
-    look = partial(
-        find_similar,
-        spark,
-        texts=spec.forgotten.searched,
-        signatures=signatures,
-        scratch=scratch,
-        cache=spec.cache,
-        report=report,
-    )
+    models = check_models(settings.classifiers, columns)
+    folder = f"{job.scratch}/prepared"
+    parts = prepare_parts(job, raw, folder, settings, ngrams, models)
     similar, forgotten = _leave_out_similar(
-        spec.forgotten, look(prepared), look(history.parts if history else [])
+        spec.forgotten,
+        find_similar(job, parts, spec.forgotten.searched, signatures),
+        find_similar(job, recorded, spec.forgotten.searched, signatures),
     )
-    run = DecisionContext(
-        spark, settings, history, spec.numbered_sources, forgotten, scratch, report, spec.cache
+    run = DecisionRun(
+        **vars(job),
+        settings=settings,
+        history=history,
+        numbered_sources=spec.numbered_sources,
+        forgotten=forgotten,
     )
-    documents = sum(part.rows for part in [*raw, *(history.parts if history else [])])
+    documents = sum(part.rows for part in [*raw, *recorded])
     # Both give the same corpus to the byte, so the bound is not part of its identity.
     decider = (
         InMemoryDecider(run, parts)
         if documents <= spec.documents_in_memory
         else SparkDecider(run, parts, documents)
     )
-    if repeated := decider.repeated_ids():
-        named = ", ".join(f"{identifier!r} ({count} times)" for identifier, count in repeated)
-        raise UserError(
-            f"The raw corpus holds the same id more than once: {named}. Every document needs an id "
-            "of its own: choose another `id_column`, or leave it out."
-        )
-    sources = decider.sources()
-    for name in sorted(settings.split.sources.keys() - sources):
-        raise UserError(
-            f"`clean_corpus.split.sources` names the source {name!r}, of which the raw corpus has "
-            f"no text; its sources are {', '.join(sorted(sources))}."
-        )
-    past: list[DocumentPart] = []
-    if history:
-        texts = write_past(spark, history, decider.texts_left(), f"{scratch}/past", report)
-        # They stay on record, whatever the settings now say about their length or quality, and keep
-        # what is like them in their split.
-        unlimited = settings.model_copy(
-            update={
-                "minimum_characters": 1,
-                "maximum_characters": sys.maxsize,
-                "quality_filters": [],
-                "classifiers": [],
-            }
-        )
-        prepare = partial(prepare, settings=unlimited, ngrams=None, models={})
-        past = list(map(DocumentPart, prepare(texts, f"{scratch}/prepared_past"), texts))
-
-    outcome = decider.decide(past)
-    report(
+    _refuse_faults(decider, settings)
+    outcome = decider.decide(_prepare_past(run, decider))
+    job.report(
         f"{outcome.exact_copies:,} exact copies; {outcome.candidates:,} candidate pairs, "
         f"{outcome.verified:,} of them compared, {outcome.near_copies:,} near-copies"
     )
     stats = corpus_stats(outcome, settings) | {"past": outcome.left.count}
     labels = _write(run, outcome, parts, spec.output)
-    if history:
-        write_past(spark, history, outcome.left, f"{spec.output}/{PAST_FOLDER}", report)
     if similar.num_rows:
-        parquet.write_table(f"{spec.output}/{SIMILAR_NAME}", similar)
-        report(
-            f"{similar.num_rows:,} documents are left out, since they hold text that was "
-            f"forgotten: {tell_similar(similar)}"
-        )
-        shown = similar.select(["id", "forgotten", "similarity"]).slice(0, MOST_SIMILAR)
-        stats["similar_to_forgotten"] = shown.to_pylist()
-    report(
+        stats["similar_to_forgotten"] = _write_similar(job, similar, spec.output)
+    job.report(
         f"{stats['documents']:,} of {stats['documents_read']:,} documents kept, "
         f"{stats['bytes'] / 1e6:,.1f} MB"
     )
@@ -216,7 +177,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
         "slice": outcome.slice,
         **({"labels": labels} if labels else {}),
         "parts": len(parts),
-        "parts_prepared": sum(part.is_new for part in prepared),
+        "parts_prepared": sum(part.is_new for part in parts),
     }
 
 
@@ -241,6 +202,42 @@ def _leave_out_similar(
     dropped = similar["id"].filter(is_dropped).to_pylist()
     similar_texts = {"similar": tuple(sorted(texts)), "similar_ids": tuple(dropped)}
     return similar, forgotten.model_copy(update=similar_texts)
+
+
+def _refuse_faults(decider: Decider, settings: CleanCorpusSettings) -> None:
+    """Raise UserError where an id comes twice, or the settings name a source without text."""
+    if repeated := decider.repeated_ids():
+        named = ", ".join(f"{identifier!r} ({count} times)" for identifier, count in repeated)
+        raise UserError(
+            f"The raw corpus holds the same id more than once: {named}. Every document needs an id "
+            "of its own: choose another `id_column`, or leave it out."
+        )
+    sources = decider.sources()
+    for name in sorted(settings.split.sources.keys() - sources):
+        raise UserError(
+            f"`clean_corpus.split.sources` names the source {name!r}, of which the raw corpus has "
+            f"no text; its sources are {', '.join(sorted(sources))}."
+        )
+
+
+def _prepare_past(run: DecisionRun, decider: Decider) -> list[PreparedPart]:
+    """Prepare the texts of the record that have left the sources."""
+    if run.history is None:
+        return []
+    texts = write_past(run, run.history, decider.texts_left(), f"{run.scratch}/past")
+    # They stay on record, whatever the settings now say about their length or quality, and keep
+    # what is like them in their split.
+    unlimited = run.settings.model_copy(
+        update={
+            "minimum_characters": 1,
+            "maximum_characters": sys.maxsize,
+            "quality_filters": [],
+            "classifiers": [],
+        }
+    )
+    folder = f"{run.scratch}/prepared_past"
+    prepared = prepare_parts(run, texts, folder, unlimited, ngrams=None, models={})
+    return [replace(part, record=text) for part, text in zip(prepared, texts, strict=True)]
 
 
 def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> dict[str, Any]:
@@ -289,29 +286,22 @@ def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> di
 
 
 def _write(
-    run: DecisionContext,
-    outcome: DecidedDocuments,
-    parts: list[DocumentPart],
-    output: str,
+    run: DecisionRun, outcome: DecidedDocuments, parts: list[PreparedPart], output: str
 ) -> dict[str, dict[str, int]]:
-    """Write the documents that stay, and the list of the dropped copies.
+    """Write the documents that stay, the list of the dropped copies, and the record.
 
     Returns:
         Each classifier's name to its labels to documents.
     """
     # A part of which nothing stays gets no file.
-    places = sorted(outcome.stay.places.items())
-    items = [(n, parts[n].prepared, place) for n, place in places]
+    items = [(n, parts[n], place) for n, place in sorted(outcome.stay.places.items())]
     classifiers = run.settings.classifiers
-    work = partial(
-        write_part,
-        classifiers=classifiers,
-        output=output,
-        key=writing_key(classifiers),
-        cache=run.cache,
-    )
-    records = map_tasks(run.spark, "writing clean text", items, work, run.report)
-    write_duplicates(run.spark, outcome.duplicates, output, run.report)
+    key = writing_key(classifiers)
+    write = partial(write_part, classifiers=classifiers, output=output, key=key, cache=run.cache)
+    records = map_tasks(run.spark, "writing clean text", items, write, run.report)
+    write_duplicates(run, outcome.duplicates, output)
+    if run.history:
+        write_past(run, run.history, outcome.left, f"{output}/{PAST_FOLDER}")
     labels = {classifier.name: Counter[str]() for classifier in classifiers}
     for record in records:
         for name, counts in record["labels"].items():
@@ -319,8 +309,19 @@ def _write(
     return {name: dict(sorted(counts.items())) for name, counts in labels.items()}
 
 
+def _write_similar(run: JobRun, similar: pa.Table, output: str) -> list[dict[str, Any]]:
+    """List the documents that hold forgotten text; return the first for the stats."""
+    parquet.write_table(f"{output}/{SIMILAR_NAME}", similar)
+    run.report(
+        f"{similar.num_rows:,} documents are left out, since they hold text that was "
+        f"forgotten: {tell_similar(similar)}"
+    )
+    shown = similar.select(["id", "forgotten", "similarity"]).slice(0, MOST_SIMILAR)
+    return shown.to_pylist()
+
+
 def dropped_examples(
-    outcome: DecidedDocuments, parts: list[DocumentPart]
+    outcome: DecidedDocuments, parts: list[PreparedPart]
 ) -> dict[str, list[dict[str, str]]]:
     """The examples of each reason, with the beginning of each text."""
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from artifacts.cache import cache_key, place_cached
 from artifacts.examples import (
@@ -30,12 +29,11 @@ from artifacts.examples import (
 )
 from artifacts.libraries import UNICODE
 from artifacts.numbers import mix
-from artifacts.progress import Report
 from artifacts.words import UNSPACED_CLASS
 from spark_jobs.clean.classify import classify, label_fields
-from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
+from spark_jobs.decontaminate.ngrams import load_ngrams, ngrams_of, overlaps
 from spark_jobs.runtime.parquet import RAW_COLUMNS, Part, read_table, to_parquet
-from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.runtime.tasks import JobRun, map_tasks
 from spark_jobs.settings import CleanCorpusSettings, QualityFilter
 from spark_jobs.text import (
     Shingles,
@@ -267,34 +265,37 @@ class PreparedPart:
     """Whether they were made by this run."""
     begin: int = 0
     """At which byte of the file they begin."""
+    record: Part | None = None
+    """Of texts that have left the sources: the record's rows that were prepared."""
 
     def read(self, columns: list[str]) -> pa.Table:
         """Columns of all rows."""
         return read_table(self.url, columns, self.begin)
 
+    def read_rows(self, column: str, rows: pa.Array) -> pa.Array:
+        """A column of some of the rows."""
+        return self.read([column])[column].take(rows).combine_chunks()
+
 
 def prepare_parts(
-    spark: SparkSession,
+    run: JobRun,
     parts: list[Part],
     folder: str,
     settings: CleanCorpusSettings,
     ngrams: str | None,
     models: dict[str, str],
-    cache: str | None,
-    report: Report,
 ) -> list[PreparedPart]:
     """Prepare parts of a corpus, each by a task.
 
     Args:
         folder: where the prepared rows go, as Parquet files of `prepared_schema`.
-        ngrams: URL of the evaluation texts' n-grams, named by their content (`overlap`).
+        ngrams: URL of the evaluation texts' n-grams, named by their content (`ngrams.save_ngrams`).
         models: SHA-256 of each classifier's model (`classify.check_models`).
-        cache: folder of what earlier runs have prepared.
     """
     key = preparation_key(settings, ngrams, models)
-    work = partial(prepare_part, settings=settings, ngrams=ngrams, key=key, cache=cache)
+    work = partial(prepare_part, settings=settings, ngrams=ngrams, key=key, cache=run.cache)
     items = [(part, f"{folder}/{number:05d}.parquet") for number, part in enumerate(parts)]
-    records = map_tasks(spark, "normalizing and signing", items, work, report)
+    records = map_tasks(run.spark, "normalizing and signing", items, work, run.report)
     return [PreparedPart(**record) for record in records]
 
 

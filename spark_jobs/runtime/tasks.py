@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
@@ -48,6 +49,18 @@ _USER_ERROR = re.compile(
     r"^artifacts\.errors\.\w+: (.*?)\s*(?=\n\s+at org\.|\Z)", re.DOTALL | re.MULTILINE
 )
 """The last line of a task's Python traceback, before Java's begins."""
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """One run of a job on the driver: what every step of it works with."""
+
+    spark: SparkSession
+    report: Report
+    scratch: str
+    """Folder for what is needed only until the job ends."""
+    cache: str | None
+    """Folder of what earlier runs made (`artifacts.cache`)."""
 
 
 def map_tasks(

@@ -13,13 +13,12 @@ from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.numbers import ends_of
 from artifacts.shards.format import in_split
-from spark_jobs.decontaminate.overlap import LISTED_SCHEMA, PartOverlaps, entry_key
+from spark_jobs.decontaminate.part_overlaps import PartOverlaps, entry_key
 from spark_jobs.runtime.parquet import Part, cached_rows, flat_bytes
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
 from spark_jobs.tokenize.shards import (
-    FIRST_LIST,
+    LISTED_SCHEMA,
     SENT_SCHEMA,
-    UNUSED,
     UNUSED_SCHEMA,
     NumberedRows,
     ShardPlan,
@@ -124,9 +123,9 @@ def tokenize_part(
     counts = +counts
     unused = pa.table([list(counts), list(counts.values())], UNUSED_SCHEMA)
     return [
-        NumberedRows(plan.shard_numbers(used), _as(used, SENT_SCHEMA)),
-        NumberedRows(FIRST_LIST - plan.list_numbers(removed), _as(removed, LISTED_SCHEMA)),
-        NumberedRows(np.full(unused.num_rows, UNUSED), unused),
+        NumberedRows(plan.shard_of(used), _as(used, SENT_SCHEMA)),
+        NumberedRows(plan.list_of(removed), _as(removed, LISTED_SCHEMA)),
+        NumberedRows(np.full(unused.num_rows, plan.unused), unused),
     ]
 
 
@@ -219,31 +218,37 @@ def _choose(documents: pa.Table, overlap: np.ndarray, plan: ShardPlan) -> tuple[
     is_replayed = in_split(documents, "replay")
     limit = np.where(is_replayed, 0, plan.decontamination.maximum_overlap)
     # Held-out text stays: it is what all other text is compared with.
-    removed = (overlap > limit) & ~in_split(documents, "held_out")
-    listed = documents.select(["id", "source", "cluster", "bytes", "split", "position"])
-    listed = listed.append_column("overlap", pa.array(overlap)).filter(pa.array(removed))
+    is_removed = (overlap > limit) & ~in_split(documents, "held_out")
+    listed = documents.append_column("overlap", pa.array(overlap)).filter(pa.array(is_removed))
+
     copies = plan.mixing.copies(documents)
-    if not copies.all():
-        why = pc.if_else(pa.array(copies == 0), NOT_SAMPLED, pa.scalar(None, pa.string()))
-        left_out = pc.coalesce(documents["left_out"], why)
-        documents = documents.drop_columns("left_out").append_column("left_out", left_out)
-    copies = np.where(removed, 0, np.maximum(copies, 1))
+    nothing = pa.scalar(None, pa.string())
+    not_sampled = pc.if_else(pa.array(copies == 0), NOT_SAMPLED, nothing)
+    left_out = pc.coalesce(documents["left_out"], not_sampled)
+    documents = _replace(documents, "left_out", left_out)
     # What is left out is counted once, however often it would have been seen.
-    copies = np.where(documents["left_out"].is_valid().to_numpy(), np.minimum(copies, 1), copies)
+    copies = np.where(left_out.is_valid(), 1, copies)
+    copies[is_removed] = 0
     if np.all(copies == 1):
         return documents, listed
+    return _repeat(documents, copies), listed
+
+
+def _repeat(documents: pa.Table, copies: np.ndarray) -> pa.Table:
+    """Documents, each so often; every further copy has a place of its own in the shuffle."""
     rows = np.repeat(np.arange(len(copies)), copies)
     copy = np.arange(len(rows)) - (np.cumsum(copies) - copies)[rows]
     documents = documents.take(pa.array(rows))
     positions = documents["position"].to_numpy().copy()
-    # Every further copy has a place of its own in the shuffle.
     for place in np.flatnonzero(copy).tolist():
         positions[place] = _position(documents["id"][place].as_py(), int(copy[place]))
+    documents = _replace(documents, "position", pa.array(positions))
     # A document that was cut is counted once, however many copies there are.
-    was_cut = pc.and_(documents["was_cut"], pa.array(copy == 0))
-    documents = documents.drop_columns(["position", "was_cut"])
-    documents = documents.append_column("position", pa.array(positions))
-    return documents.append_column("was_cut", was_cut), listed
+    return _replace(documents, "was_cut", pc.and_(documents["was_cut"], pa.array(copy == 0)))
+
+
+def _replace(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, column)
 
 
 def _enclose(

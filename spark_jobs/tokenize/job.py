@@ -9,7 +9,7 @@ tokenizer, `compare_tokens` says whether documents become the tokens that they w
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -22,26 +22,33 @@ from pyspark.sql import SparkSession
 from artifacts.errors import UserError, make_command
 from artifacts.examples import Form, read_example
 from artifacts.program.entry import run_program
+from artifacts.progress import Report
 from artifacts.shards.format import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, token_dtype
 from artifacts.shards.shard_set import ShardSet, tokens_of
 from artifacts.storage import files
 from artifacts.storage.files import scratch_folder
 from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.clean.write import NEEDED_COLUMNS
-from spark_jobs.decontaminate.overlap import (
-    DOCUMENTS_PER_LIST,
-    OverlapSearch,
-    PartOverlaps,
+from spark_jobs.decontaminate.ngrams import save_evaluation_ngrams
+from spark_jobs.decontaminate.part_overlaps import PartOverlaps
+from spark_jobs.decontaminate.references import (
     References,
-    find_references,
-    save_evaluation_ngrams,
+    ReferenceTexts,
+    join_references,
+    send_references,
 )
 from spark_jobs.runtime.parquet import SAMPLED, Part, find_parts, spread
 from spark_jobs.runtime.session import measured, session
+from spark_jobs.runtime.tasks import JobRun
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import CUT, tokenize_part, tokens_key
-from spark_jobs.tokenize.shards import ShardPlan, count_receivers, receive, shuffle
-from spark_jobs.tokenize.survey import CorpusSurvey, count_shards, plan_mixing, survey_parts
+from spark_jobs.tokenize.shards import ShardPlan, receive, shuffle
+from spark_jobs.tokenize.survey import (
+    CorpusSurvey,
+    count_shards,
+    plan_mixing,
+    survey_parts,
+)
 from spark_jobs.tokenize.tokenizer import (
     DocumentTokenizer,
     Engine,
@@ -67,6 +74,10 @@ PACKING_OF: dict[Form, str] = {
 }
 """How examples are packed, so that none reaches from one row into another."""
 
+DOCUMENTS_PER_LIST = 20_000_000
+"""Documents of the corpus for each list of those that overlap with held-out text; of the default
+corpus, 1.3% do."""
+
 
 class TokenizeSpec(BaseModel):
     """One run of this job."""
@@ -91,8 +102,8 @@ class TokenizeSpec(BaseModel):
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
-    """Maximum megabytes of held-out text whose n-grams every task holds (`find_references`); beyond
-    it, they are joined with those of the other text, with the same shards."""
+    """Maximum megabytes of held-out text whose n-grams every task holds (`references`); beyond it,
+    they are joined with those of the other text, with the same shards."""
 
     def parts(self, columns: list[str]) -> list[Part]:
         """The parts of all text; raises UserError where one lacks a column."""
@@ -100,9 +111,7 @@ class TokenizeSpec(BaseModel):
         return find_parts(self.clean_corpus, columns, "clean_corpus") + derived
 
 
-def run(
-    spark: SparkSession, spec: TokenizeSpec, report: Callable[[str], None] = print
-) -> dict[str, Any]:
+def run(spark: SparkSession, spec: TokenizeSpec, report: Report = print) -> dict[str, Any]:
     """Write the shards (`artifacts.shards.format`) and return the manifest's stats.
 
     Returns:
@@ -117,15 +126,13 @@ def run(
             to replay, or all training text is shorter than one row.
     """
     with scratch_folder(f"{spec.output}{SCRATCH_SUFFIX}") as scratch:
-        return _run(spark, spec, scratch, report)
+        return _run(JobRun(spark, report, scratch, spec.cache), spec)
 
 
-def _run(
-    spark: SparkSession, spec: TokenizeSpec, scratch: str, report: Callable[[str], None]
-) -> dict[str, Any]:
+def _run(job: JobRun, spec: TokenizeSpec) -> dict[str, Any]:
     files = load_tokenizer(spec.base_model)
     parts = spec.parts(NEEDED_COLUMNS)
-    plan, engine, warnings, record_of_plan = _plan(spark, spec, parts, files, scratch, report)
+    plan, engine, warnings, record_of_plan = _plan(job, spec, parts, files)
     tokenize = partial(
         tokenize_part,
         files=files,
@@ -134,8 +141,7 @@ def _run(
         key=tokens_key(files, engine, plan),
         overlaps=PartOverlaps.of(plan.decontamination.ngram_size, spec.cache),
     )
-    write = partial(receive, plan=plan)
-    records = shuffle(spark, parts, tokenize, write, count_receivers(plan), report)
+    records = shuffle(job, parts, tokenize, partial(receive, plan=plan), plan.unused + 1)
     shards = [record["shard"] for record in records if "shard" in record]
     removed, unused = Counter[str](), Counter[str]()
     for record in records:
@@ -145,27 +151,22 @@ def _run(
     stats = statistics(
         sorted(shards, key=lambda shard: shard["name"]), plan, files, engine, warnings
     )
-    refuse_too_little(stats, plan.sequence_length)
-    report(
-        f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
-        f"({stats['rows']['train']:,} to train on)"
-    )
     stats |= record_of_plan | {
         "removed_as_overlapping_held_out": dict(removed),
         "cut_examples": unused.pop(CUT, 0),
         "left_out": dict(unused),
     }
+    refuse_too_little(stats, plan.sequence_length)
+    job.report(
+        f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
+        f"({stats['rows']['train']:,} to train on)"
+    )
     write_card(spec.output, stats, spec.settings.content() | {"packing": plan.packing})
     return stats
 
 
 def _plan(
-    spark: SparkSession,
-    spec: TokenizeSpec,
-    parts: list[Part],
-    files: TokenizerFiles,
-    scratch: str,
-    report: Callable[[str], None],
+    job: JobRun, spec: TokenizeSpec, parts: list[Part], files: TokenizerFiles
 ) -> tuple[ShardPlan, Engine, list[str], dict[str, Any]]:
     """Plan the run: what every task needs to know.
 
@@ -174,7 +175,7 @@ def _plan(
     """
     settings = spec.settings
     start, end = files.start_and_end(settings.start_token, settings.end_token)
-    survey = survey_parts(spark, parts, settings, report)
+    survey = survey_parts(job, parts, settings)
     refuse_missing_splits(survey)
     labels: tuple[str, ...] = ()
     counts: list[int] = []
@@ -184,14 +185,14 @@ def _plan(
         labels, counts = find_labels(parts, settings.examples.labels)
     # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
     with ThreadPoolExecutor(1) as background:
-        choice = background.submit(choose_engine, files, settings.engine, survey.sample, spec.cache)
+        choice = background.submit(choose_engine, files, settings.engine, survey.sample, job.cache)
         mixing, mixing_record = plan_mixing(
             settings,
             survey.source_bytes,
             survey.source_documents,
             lambda: measure_bytes_per_token(files, choice.result()[0], survey.sample),
         )
-        references = _find_references(spark, spec, parts, survey, scratch, report)
+        references = _find_references(job, spec, parts, survey)
         engine, warnings = choice.result()
     plan = ShardPlan(
         output=spec.output,
@@ -232,29 +233,22 @@ def refuse_missing_splits(survey: CorpusSurvey) -> None:
 
 
 def _find_references(
-    spark: SparkSession,
-    spec: TokenizeSpec,
-    parts: list[Part],
-    survey: CorpusSurvey,
-    scratch: str,
-    report: Callable[[str], None],
+    job: JobRun, spec: TokenizeSpec, parts: list[Part], survey: CorpusSurvey
 ) -> References | None:
     """The n-grams of all reference texts; None if overlap is not looked for."""
     settings = spec.settings.decontamination
     # Text to replay is compared with reference text whatever the setting says.
     if settings.maximum_overlap == 1 and not survey.documents["replay"]:
         return None
-    comparison = OverlapSearch(
-        spark=spark,
-        parts=parts,
-        with_held_out=survey.with_held_out,
-        evaluation=save_evaluation_ngrams(spec.evaluation_texts, scratch, settings),
-        overlaps=PartOverlaps.of(settings.ngram_size, spec.cache),
-        scratch=scratch,
-        report=report,
-    )
-    most = spec.held_out_in_memory * 10**6
-    return find_references(comparison, survey.bytes.total(), survey.bytes["held_out"], most)
+    evaluation = save_evaluation_ngrams(spec.evaluation_texts, job.scratch, settings)
+    sources: list[ReferenceTexts] = [*survey.with_held_out]
+    if evaluation:
+        sources.append(evaluation)
+    overlaps = PartOverlaps.of(settings.ngram_size, job.cache)
+    # Both ways give the same overlaps, so the bound is not part of the shards' identity.
+    if survey.bytes["held_out"] <= spec.held_out_in_memory * 10**6:
+        return send_references(job, overlaps, sources)
+    return join_references(job, overlaps, sources, parts, survey.bytes.total())
 
 
 def statistics(

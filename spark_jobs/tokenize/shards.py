@@ -2,8 +2,8 @@
 
 Tokens go through Spark's own shuffle, which spills them, and sends them again after the loss of an
 executor. All rows of a part for one receiver form one record, an Arrow stream: in Java a record
-costs more than its bytes. The last tasks pack each shard's documents into rows of one length,
-losing no token, and write it.
+costs more than its bytes. The last tasks pack each shard's documents (`packing`), and write it;
+documents that overlap too much with held-out text are listed beside the shards.
 """
 
 import itertools
@@ -18,137 +18,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from artifacts.examples import Form
-from artifacts.numbers import run_starts, sorted_unique
-from artifacts.progress import Report
+from artifacts.numbers import run_starts
 from artifacts.shards import format
 from artifacts.storage import files
-from spark_jobs.decontaminate.overlap import References, write_list
-from spark_jobs.runtime.parquet import Part, flat_bytes, to_stream
-from spark_jobs.runtime.tasks import progress, spread, user_errors
+from spark_jobs.decontaminate.references import References
+from spark_jobs.runtime.parquet import (
+    Part,
+    flat_bytes,
+    list_files,
+    read_table,
+    to_stream,
+    write_table,
+)
+from spark_jobs.runtime.tasks import JobRun, progress, spread, user_errors
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings
+from spark_jobs.tokenize.packing import PACKINGS, DocumentTokens, count_cut_documents
 from spark_jobs.tokenize.survey import Mixing
 from spark_jobs.tokenize.tokenizer import ExampleTokenizer, TokenizerFiles
-
-
-@dataclass(frozen=True)
-class DocumentTokens:
-    """Documents one after another, start and end tokens included."""
-
-    tokens: np.ndarray
-    """All token ids."""
-    starts: np.ndarray
-    """Where each document begins; documents are not empty."""
-
-
-def concatenate(
-    documents: DocumentTokens, sequence_length: int, padding_id: int
-) -> format.PackedRows:
-    """Fill rows with one document after another; what does not fit goes on in the next row.
-
-    Only the last row is padded.
-    """
-    total = len(documents.tokens)
-    rows = -(-total // sequence_length)
-    tokens = np.empty(rows * sequence_length, documents.tokens.dtype)
-    tokens[:total], tokens[total:] = documents.tokens, padding_id
-    # A segment begins wherever a document or a row begins.
-    cuts = sorted_unique(np.concatenate([documents.starts, np.arange(0, total, sequence_length)]))
-    number = np.searchsorted(documents.starts, cuts, side="right") - 1
-    segments = np.empty(len(cuts), format.SEGMENT)
-    segments["start"] = cuts % sequence_length
-    segments["length"] = np.diff(cuts, append=total)
-    segments["document"] = number
-    segments["offset"] = cuts - documents.starts[number]
-    row_offsets = np.searchsorted(cuts, np.arange(rows + 1) * sequence_length)
-    return format.PackedRows(tokens.reshape(rows, sequence_length), segments, row_offsets)
-
-
-def best_fit(documents: DocumentTokens, sequence_length: int, padding_id: int) -> format.PackedRows:
-    """Keep every document that fits into a row whole; longer ones are cut into whole rows first.
-
-    Each piece, longest first, goes into the fullest row that has room for it: the best-fit
-    decreasing of Ding and others, "Fewer Truncations Improve Language Modeling" (2024). What rows
-    have left is padding.
-    """
-    ends = np.append(documents.starts[1:], len(documents.tokens))
-    number, offset, length = _pieces(ends - documents.starts, sequence_length)
-    row_of, rows = _best_fit_rows(length, sequence_length)
-    # Within a row, documents are in their own order, however they got there: the same bytes
-    # each time.
-    order = np.lexsort((offset, number, row_of))
-    number, offset, length, row_of = (part[order] for part in (number, offset, length, row_of))
-    row_offsets = np.searchsorted(row_of, np.arange(rows + 1))
-    before = np.cumsum(length) - length
-    segments = np.empty(len(number), format.SEGMENT)
-    segments["start"] = before - before[row_offsets[row_of]]
-    segments["length"], segments["document"], segments["offset"] = length, number, offset
-    tokens = np.full(rows * sequence_length, padding_id, documents.tokens.dtype)
-    within = np.arange(length.sum()) - np.repeat(before, length)
-    places = np.repeat(row_of * sequence_length + segments["start"], length) + within
-    tokens[places] = documents.tokens[np.repeat(documents.starts[number] + offset, length) + within]
-    return format.PackedRows(tokens.reshape(rows, sequence_length), segments, row_offsets)
-
-
-def _pieces(sizes: np.ndarray, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Documents cut into row-sized pieces and a rest: `(document, offset, length)` of each."""
-    counts = -(-sizes // row)
-    number = np.repeat(np.arange(len(sizes)), counts)
-    place = np.arange(len(number)) - np.repeat(np.cumsum(counts) - counts, counts)
-    offset = place * row
-    return number, offset, np.minimum(row, sizes[number] - offset)
-
-
-def _best_fit_rows(lengths: np.ndarray, row: int) -> tuple[np.ndarray, int]:
-    """Which row each piece goes to, and how many rows there are."""
-    row_of = np.empty(len(lengths), np.int64)
-    open_rows: list[list[int]] = [[] for _ in range(row + 1)]
-    # Bit n is set while some open row has exactly n places left, so that the tightest fit is found
-    # by looking at bits and not at rows.
-    available = 0
-    rows = 0
-    for piece in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[piece])
-        fitting = available >> length
-        if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            fullest = open_rows[room].pop()
-            if not open_rows[room]:
-                available &= ~(1 << room)
-        else:
-            fullest, room = rows, row
-            rows += 1
-        row_of[piece] = fullest
-        room_left = room - length
-        if room_left:
-            open_rows[room_left].append(fullest)
-            available |= 1 << room_left
-    return row_of, rows
-
-
-def one_per_row(
-    documents: DocumentTokens, sequence_length: int, padding_id: int
-) -> format.PackedRows:
-    """A row for each document, none of which is longer than that."""
-    ends = np.append(documents.starts[1:], len(documents.tokens))
-    lengths = ends - documents.starts
-    count = len(lengths)
-    tokens = np.full((count, sequence_length), padding_id, documents.tokens.dtype)
-    tokens[np.arange(sequence_length) < lengths[:, None]] = documents.tokens
-    segments = np.zeros(count, format.SEGMENT)
-    segments["length"], segments["document"] = lengths, np.arange(count)
-    return format.PackedRows(tokens, segments, np.arange(count + 1))
-
-
-PACKINGS = {"concatenate": concatenate, "best_fit": best_fit, "one_per_row": one_per_row}
-
-
-def count_cut_documents(rows: format.PackedRows) -> int:
-    """How many documents lie in more than one segment."""
-    return len(sorted_unique(rows.segments["document"][rows.segments["offset"] > 0]))
-
 
 MARK_BIT = 31
 """A bit above all token ids, for the mark of a token that is learnt."""
@@ -190,7 +78,6 @@ class ShardPlan:
     """Of labeled texts, the classes by their numbers."""
     shards: dict[format.Split, int]
     """Into how many shards each split is cut; follows from the corpus alone."""
-
     lists: int
     """Number of lists of the documents that overlap too much; follows from the corpus alone."""
 
@@ -212,6 +99,7 @@ class ShardPlan:
     def dtype(self) -> np.dtype:
         return np.dtype(format.token_dtype(self.vocab_size)).newbyteorder("<")
 
+    # Receivers are numbered: the shards first, then the lists, then the one of all counts.
     @cached_property
     def shard_names(self) -> list[tuple[format.Split, str]]:
         """The split and the name of every shard, by its number over all splits."""
@@ -221,13 +109,23 @@ class ShardPlan:
             for number in range(count)
         ]
 
-    def list_numbers(self, documents: pa.Table) -> np.ndarray:
-        """The list of each document that is left out, by its `position`."""
-        # A position lies in [0, 2**63), so its upper half in [0, 2**31).
-        return (documents["position"].to_numpy() >> 32) * self.lists >> 31
+    @property
+    def first_list(self) -> int:
+        """The receiver of the first list."""
+        return len(self.shard_names)
 
-    def shard_numbers(self, documents: pa.Table) -> np.ndarray:
-        """The shard of each document, by its `split` and its `position` in [0, 2**63)."""
+    @property
+    def unused(self) -> int:
+        """The receiver that counts what is not used; the last one."""
+        return self.first_list + self.lists
+
+    def list_of(self, documents: pa.Table) -> np.ndarray:
+        """The receiver of each document that is listed, by its `position`."""
+        # A position lies in [0, 2**63), so its upper half in [0, 2**31).
+        return self.first_list + ((documents["position"].to_numpy() >> 32) * self.lists >> 31)
+
+    def shard_of(self, documents: pa.Table) -> np.ndarray:
+        """The receiver of each document, by its `split` and its `position` in [0, 2**63)."""
         splits = pc.index_in(documents["split"], pa.array(self.shards)).to_numpy()
         counts = np.array(list(self.shards.values()))
         firsts = np.cumsum(counts) - counts
@@ -320,41 +218,40 @@ def _store(url: str, name: str, rows: format.PackedRows, documents: pa.Table) ->
 
 
 class NumberedRows(NamedTuple):
-    """Rows of one schema, and the number that each is sent to."""
+    """Rows of one schema, and the number of the receiver of each."""
 
     to: np.ndarray
     rows: pa.Table
 
 
 def shuffle(
-    spark: SparkSession,
+    run: JobRun,
     parts: Sequence[Part],
     send: Callable[[tuple[int, Part]], list[NumberedRows]],
     receive: Callable[[tuple[int, pa.Table]], dict[str, Any]],
     receivers: int,
-    report: Report,
 ) -> list[dict[str, Any]]:
     """Send all rows to their receivers.
 
     The driver gets one record per receiver, and nothing of what goes from senders to receivers.
 
     Args:
-        send: returns what a part, given with its number, sends to which numbers; rows for one
-            number have one schema.
-        receive: makes a record from all rows for a number, which come in any order.
-        receivers: how many numbers there are; no two may leave the same remainder divided by it.
+        send: returns what a part, given with its number, sends to which receivers; rows for one
+            receiver have one schema.
+        receive: makes a record from all rows for a receiver, which come in any order.
+        receivers: how many there are; they are numbered from 0.
 
     Returns:
-        The records of the numbers that got any rows, in no order.
+        The records of the receivers that got any rows, in no order.
 
     Raises:
         UserError: what a task raised as such, with its message.
     """
-    context = spark.sparkContext
+    context = run.spark.sparkContext
     label = "tokenizing and writing shards"
-    with spread(context, parts) as numbered, user_errors(), progress(context, label, report):
+    with spread(context, parts) as numbered, user_errors(), progress(context, label, run.report):
         sent = numbered.flatMap(partial(_streams, send=send))
-        # Each number has a partition of its own, since no two leave one remainder.
+        # Each receiver has a partition of its own.
         arrived = sent.partitionBy(receivers, int)
         return arrived.mapPartitions(partial(_receive, receive=receive)).collect()
 
@@ -382,18 +279,20 @@ def _receive(
         yield receive((streams[0][0], pa.concat_tables(tables)))
 
 
-UNUSED = -1
-"""Receiver's number, instead of a shard's: gets the counts of what is not used."""
-FIRST_LIST = -2
-"""Receiver's number of the first list of documents that overlap too much; then -3 and on."""
-
 UNUSED_SCHEMA = pa.schema([("left_out", pa.string()), ("documents", pa.int64())])
 """Why documents are not used, and how many."""
 
-
-def count_receivers(plan: ShardPlan) -> int:
-    """The number of receivers: the shards, the lists, and one for what is not used."""
-    return len(plan.shard_names) + plan.lists + 1
+LISTED_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("cluster", pa.string()),
+        ("bytes", pa.int64()),
+        ("split", pa.string()),
+        ("overlap", pa.float64()),
+    ]
+)
+"""A document that is left out, and the share of it that is reference text."""
 
 
 def receive(arrived: tuple[int, pa.Table], plan: ShardPlan) -> dict[str, Any]:
@@ -404,14 +303,35 @@ def receive(arrived: tuple[int, pa.Table], plan: ShardPlan) -> dict[str, Any]:
         `unused`, the reason to how many.
     """
     number, rows = arrived
-    if number == UNUSED:
-        counts: Counter[str] = Counter()
-        for row in rows.to_pylist():
-            counts[row["left_out"]] += row["documents"]
-        return {"unused": dict(counts)}
-    if number <= FIRST_LIST:
-        return {"removed": write_list(FIRST_LIST - number, rows, plan.output)}
-    split, name = plan.shard_names[number]
-    # Rows arrive in any order; sorted, they give the same shard under any partitioning.
-    ordered = rows.sort_by([(key, "ascending") for key in ("slice", "position", "id")])
-    return {"shard": write_documents(name, split, ordered, plan)}
+    if number < plan.first_list:
+        split, name = plan.shard_names[number]
+        # Rows arrive in any order; sorted, they give the same shard under any partitioning.
+        ordered = rows.sort_by([(key, "ascending") for key in ("slice", "position", "id")])
+        return {"shard": write_documents(name, split, ordered, plan)}
+    if number < plan.unused:
+        return {"removed": _write_list(number - plan.first_list, rows, plan.output)}
+    counts: Counter[str] = Counter()
+    for row in rows.to_pylist():
+        counts[row["left_out"]] += row["documents"]
+    return {"unused": dict(counts)}
+
+
+def _write_list(number: int, removed: pa.Table, folder: str) -> dict[str, int]:
+    """Write documents as `overlaps_held_out-NNNNN.parquet` beside the shards, by id.
+
+    Returns:
+        The split that they were of, to how many.
+    """
+    listed = removed.sort_by("id")
+    write_table(f"{folder}/overlaps_held_out-{number:05d}.parquet", listed)
+    return dict(Counter(listed["split"].to_pylist()))
+
+
+def find_overlap(folder: str, identifier: str) -> float | None:
+    """The share of a document that is reference text, where it was left out for that."""
+    for url in list_files(folder, "overlaps_held_out*.parquet"):
+        removed = read_table(url, ["id", "overlap"])
+        row = pc.index(removed["id"], pa.scalar(identifier)).as_py()
+        if row >= 0:
+            return float(removed["overlap"][row].as_py())
+    return None

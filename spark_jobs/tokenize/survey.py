@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.progress import Report
 from artifacts.shards.format import Split, in_split, token_dtype
 from spark_jobs.runtime.parquet import Part
-from spark_jobs.runtime.tasks import map_tasks
+from spark_jobs.runtime.tasks import JobRun, map_tasks
 from spark_jobs.settings import MAXIMUM_WEIGHT, TokenizedShardsSettings
 
 NOT_SAMPLED = "not_sampled"
@@ -156,11 +154,9 @@ class CorpusSurvey:
     """Texts, the same ones for the same corpus."""
 
 
-def survey_parts(
-    spark: SparkSession, parts: list[Part], settings: TokenizedShardsSettings, report: Report
-) -> CorpusSurvey:
+def survey_parts(run: JobRun, parts: list[Part], settings: TokenizedShardsSettings) -> CorpusSurvey:
     """Read the corpus's small columns part by part, and a few of its texts."""
-    surveys = map_tasks(spark, "surveying", parts, _survey_part, report)
+    surveys = map_tasks(run.spark, "surveying", parts, _survey_part, run.report)
     documents: Counter[Split] = Counter()
     sizes: Counter[Split] = Counter()
     source_bytes: Counter[str] = Counter()

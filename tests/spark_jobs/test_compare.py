@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from spark_jobs.clean import job as clean
-from spark_jobs.clean.decide.decider import ForgottenTexts
 from spark_jobs.clean.job import compare_documents
 from spark_jobs.clean.prepare import libraries_of as clean_libraries
 from spark_jobs.read.snapshot import compare_texts, open_sources, write_snapshot
@@ -110,7 +109,7 @@ def test_what_became_of_documents_is_compared_whatever_it_was(
         raw_corpus=raw_corpus(documents),
         output=str(tmp_path / "clean"),
         settings=CleanCorpusSettings(minimum_characters=40, quality_filters=["c4"]),
-        forgotten=ForgottenTexts(ids=("forgotten",)),
+        forgotten=clean.ForgottenTexts(ids=("forgotten",)),
     )
     clean.run(spark, spec, lambda line: None)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.clean.decide.decider import (
+from spark_jobs.clean.decide.near_copies import (
     NearDuplicates,
     comparison,
     find_near_duplicates,
@@ -133,7 +133,7 @@ def test_the_components_step_holds_at_100_million_edges_on_one_machine() -> None
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (10 * 10**9, 10 * 10**9))
 import numpy as np
-from spark_jobs.clean.decide.decider import Edges, components
+from spark_jobs.clean.decide.near_copies import Edges, components
 count = 100_000_000
 left = np.random.default_rng(0).integers(0, count, count)
 edges = Edges(left, np.minimum(left + 1, count - 1), np.broadcast_to(1.0, count))

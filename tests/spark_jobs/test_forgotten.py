@@ -22,8 +22,8 @@ from spark_jobs.clean.forgotten import (
     sign,
     write_signatures,
 )
-from spark_jobs.decontaminate import overlap
-from spark_jobs.decontaminate.overlap import COMMON_TEXTS
+from spark_jobs.decontaminate import ngrams
+from spark_jobs.decontaminate.ngrams import COMMON_TEXTS
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, sum_words, text_hash
 from tests.spark_jobs.conftest import Corpus, forget
@@ -182,7 +182,7 @@ def test_documents_are_compared_alike_however_many_at_a_time(
     references = as_references(list(sign({f"{n}": invoice(f"{n}") for n in range(150)}).values()))
     documents = [invoice("one"), text(3), text(50), "", invoice("two"), text(51), text(3)]
     together = [column.tolist() for column in most_similar(documents, references)]
-    monkeypatch.setattr(overlap, "PAIRS_AT_ONCE", 1)
+    monkeypatch.setattr(ngrams, "PAIRS_AT_ONCE", 1)
     apart = [column.tolist() for column in most_similar(documents, references)]
     assert together == apart and together[0] == [0, 1, 4, 6]
     assert [len(column) for column in most_similar([text(50)], references)] == [0, 0, 0]
@@ -307,8 +307,8 @@ def test_a_text_is_found_in_scripts_that_do_not_part_words(maker: Maker, tmp_pat
 
 def test_a_text_forgotten_when_words_were_what_spaces_part_is_found() -> None:
     lines = chinese(1, 30)
-    ngrams = overlap.ngrams_of(sum_words([fold(lines)], parts_characters=False), 5).hashes
-    references = as_references([np.unique(ngrams[::5] >> np.uint64(32)).astype(np.uint32)])
+    hashes = ngrams.ngrams_of(sum_words([fold(lines)], parts_characters=False), 5).hashes
+    references = as_references([np.unique(hashes[::5] >> np.uint64(32)).astype(np.uint32)])
     documents = [text(1), lines + "\n" + text(2), chinese(2, 30)]
     places, _, similarity = most_similar(documents, references)
     assert places.tolist() == [1] and similarity.tolist() == [1.0]

@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.decontaminate.overlap import (
-    NGrams,
-    ngrams_of,
-    overlaps,
-    text_ngrams,
-)
+from spark_jobs.decontaminate.ngrams import NGrams, ngrams_of, overlaps, text_ngrams
 from spark_jobs.text import sum_words
 
 SIZE = 3

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.shards.format import PackedRows
-from spark_jobs.tokenize.shards import DocumentTokens, best_fit, concatenate, count_cut_documents
+from spark_jobs.tokenize.packing import DocumentTokens, best_fit, concatenate, count_cut_documents
 
 lengths = st.lists(st.integers(1, 70), min_size=1, max_size=40)
 

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import settings
-from spark_jobs.decontaminate.overlap import find_overlap
 from spark_jobs.runtime.parquet import Part
+from spark_jobs.runtime.tasks import JobRun
 from spark_jobs.tokenize import job as tokenize
-from spark_jobs.tokenize.shards import NumberedRows, shuffle
+from spark_jobs.tokenize.shards import NumberedRows, find_overlap, shuffle
 from tests.spark_jobs.jobs import files_below, tokenize_corpus
 from tests.spark_jobs.splits import clean_table
 
@@ -102,10 +102,10 @@ def test_shards_and_lists_are_the_same_under_any_partitioning_and_way_of_n_grams
     assert find_overlap(str(shards), ids[3][0]) == lists[3]["overlap"][0].as_py()
 
 
-def test_what_parts_send_arrives_whole_and_once(spark: SparkSession) -> None:
+def test_what_parts_send_arrives_whole_and_once(spark: SparkSession, tmp_path: Path) -> None:
     generator = random.Random(4)
     sent = [
-        [(generator.randint(-2, 2), f"{part}-{row}") for row in range(generator.choice([0, 1, 30]))]
+        [(generator.randint(0, 4), f"{part}-{row}") for row in range(generator.choice([0, 1, 30]))]
         for part in range(8)
     ]
     expected = defaultdict(list)
@@ -119,12 +119,11 @@ def test_what_parts_send_arrives_whole_and_once(spark: SparkSession) -> None:
 
     parts = [Part(str(number), 0, len(rows)) for number, rows in enumerate(sent)]
     arrived = shuffle(
-        spark,
+        JobRun(spark, lambda line: None, str(tmp_path), None),
         parts,
         send,
         receive=lambda arrived: {arrived[0]: sorted(arrived[1]["row"].to_pylist())},
         receivers=6,
-        report=lambda line: None,
     )
 
     assert len(arrived) == len(expected) == 5

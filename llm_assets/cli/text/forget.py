@@ -44,7 +44,7 @@ from llm_assets.forgetting.verification import examine, is_here, train_again
 from llm_assets.registry.start import retire
 from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.training_text import all_runs, runs_behind
-from spark_jobs.clean.decide.decider import EXACT, find_duplicates
+from spark_jobs.clean.duplicates import EXACT, find_duplicates
 from spark_jobs.clean.forgotten import (
     FEWEST_NGRAMS,
     MOST_SIMILAR,

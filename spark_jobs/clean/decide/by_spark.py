@@ -19,7 +19,10 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.clean import history
 from spark_jobs.clean.decide import decider, pairs
+from spark_jobs.clean.decide.decider import DecisionRun
+from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, EXACT, NEAR
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
+from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.read.document import are_row_numbers
 from spark_jobs.runtime.parquet import Part, PartRows
 from spark_jobs.runtime.tasks import Work
@@ -44,9 +47,7 @@ class _Near:
 class SparkDecider(decider.Decider):
     """Decides over any number of documents; the driver holds a few numbers of each part."""
 
-    def __init__(
-        self, run: decider.DecisionContext, parts: list[decider.DocumentPart], documents: int
-    ) -> None:
+    def __init__(self, run: DecisionRun, parts: list[PreparedPart], documents: int) -> None:
         """`documents` is about how many there are, those of the record included."""
         self._run = run
         self._parts = parts
@@ -74,7 +75,7 @@ class SparkDecider(decider.Decider):
     def texts_left(self) -> PartRows:
         return self._not_among(self._corpus.where("fault is null"))
 
-    def decide(self, past: list[decider.DocumentPart]) -> decider.DecidedDocuments:
+    def decide(self, past: list[PreparedPart]) -> decider.DecidedDocuments:
         work = self._work
         parts = [*self._parts, *past]
         documents = self._corpus
@@ -104,7 +105,7 @@ class SparkDecider(decider.Decider):
         return decider.DecidedDocuments(
             stay=work.by_part(decided, decider.DECIDED_SCHEMA, "bringing decisions to parts"),
             left=self._not_among(stay),
-            duplicates=work.in_order(copies, "id", decider.DUPLICATE_SCHEMA),
+            duplicates=work.in_order(copies, "id", DUPLICATE_SCHEMA),
             fates=counted,
             slices=work.collect(slices, "counting splits"),
             lengths=self._histogram(
@@ -120,7 +121,7 @@ class SparkDecider(decider.Decider):
             verified=near.verified,
         )
 
-    def _read(self, parts: Iterable[tuple[int, decider.DocumentPart]]) -> DataFrame:
+    def _read(self, parts: Iterable[tuple[int, PreparedPart]]) -> DataFrame:
         run = self._run
         read = partial(
             _read_documents,
@@ -137,7 +138,7 @@ class SparkDecider(decider.Decider):
         last = self._work.collect(self._record.agg(F.max("slice").alias("last")), "counting")
         return int(last[0]["last"] or 0) + 1
 
-    def _find_near(self, texts: DataFrame, parts: list[decider.DocumentPart]) -> _Near:
+    def _find_near(self, texts: DataFrame, parts: list[PreparedPart]) -> _Near:
         """Cluster the near-copies among different texts, as `find_near_duplicates` does."""
         work, settings = self._work, self._run.settings.near_duplicates
         if not settings.enabled:
@@ -214,13 +215,13 @@ RECORD_SCHEMA = pa.schema(
 
 def _read_documents(
     _: int,
-    item: tuple[int, decider.DocumentPart],
+    item: tuple[int, PreparedPart],
     forgotten: ForgottenTexts,
     split: SplitSettings,
     numbered: Sequence[str],
 ) -> pa.Table:
     number, part = item
-    documents = part.read(forgotten)
+    documents = decider.read_documents(part, forgotten)
     forced = history.by_source(documents["source"], split)
     rank = history.representative_rank(documents["past"].to_numpy(), forced)
     numbers = are_row_numbers(documents["id"], documents["source"], numbered)
@@ -446,9 +447,8 @@ def _apply_rules(
         facts = {name: batch[column].to_numpy() for name, column in _FACTS.items()}
         new = history.by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
         fates = history.decide(_facts_of(batch), history.ClusterFacts(**facts), new)
-        spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, pa.scalar(None, pa.string()))
         outcome = [
-            pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt),
+            fates.reason,
             pa.array(fates.eligible),
             pa.array(fates.stays),
             pa.array(history.NAMES, pa.string()).take(pa.array(fates.split)),
@@ -475,11 +475,7 @@ def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
     stands_for_it = F.col("place") == F.struct("part", "row")
     # A text that was thinned out is not in `texts`; one dropped for its template is its own best.
     of_template = F.col("neighbor").isNull() | (stands_for_it & F.col("is_best"))
-    own = (
-        F.when(of_template, decider.TEMPLATE)
-        .when(stands_for_it, decider.NEAR)
-        .otherwise(decider.EXACT)
-    )
+    own = F.when(of_template, decider.TEMPLATE).when(stands_for_it, NEAR).otherwise(EXACT)
     reason = F.when(stands_for_it & F.col("stays"), F.lit(None)).otherwise(
         F.coalesce("cluster_reason", own)
     )
@@ -498,7 +494,7 @@ def _exact_copies(fates: DataFrame) -> DataFrame:
     """Rows of `DUPLICATE_SCHEMA`, each with its text's representative as the neighbor."""
     return fates.where("is_exact").select(
         *("id", "survivor", "cluster"),
-        F.lit(decider.EXACT).alias("reason"),
+        F.lit(EXACT).alias("reason"),
         "neighbor",
         F.lit(1.0).alias("similarity"),
     )
@@ -519,7 +515,7 @@ def _near_copies(texts: DataFrame, edges: DataFrame) -> DataFrame:
         .join(others, "other")
         .select(
             *("id", "survivor", F.col("cluster_name").alias("cluster")),
-            F.lit(decider.NEAR).alias("reason"),
+            F.lit(NEAR).alias("reason"),
             "neighbor",
             (-F.col("nearest.unlike")).alias("similarity"),
         )

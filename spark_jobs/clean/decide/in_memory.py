@@ -12,26 +12,32 @@ one of them represents; `thin_out` keeps a few texts of each template; `find_nea
 clusters the representatives; `decide_survivors` decides whether each document stays.
 """
 
+import itertools
+import uuid
 from collections.abc import Sequence
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.numbers import run_starts
+from artifacts.numbers import ends_of, run_starts
+from artifacts.storage import files
 from spark_jobs.clean.decide import decider
-from spark_jobs.clean.decide.decider import (
+from spark_jobs.clean.decide.decider import DecisionRun, read_documents
+from spark_jobs.clean.decide.near_copies import (
     Edges,
     NearDuplicates,
-    PreparedParts,
     comparison,
     components,
-    fetch_shingles,
     find_near_duplicates,
     remember_pairs,
+    shingle_sets,
 )
-from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR
+from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, EXACT, NEAR
+from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
 from spark_jobs.clean.history import (
     NAMES,
     NONE,
@@ -39,6 +45,7 @@ from spark_jobs.clean.history import (
     TRAIN,
     VALIDATION,
     ClusterFacts,
+    Fates,
     History,
     TextFacts,
     by_hash,
@@ -47,9 +54,10 @@ from spark_jobs.clean.history import (
     decide,
     representative_rank,
 )
-from spark_jobs.clean.prepare import bands_of, matrix_of
+from spark_jobs.clean.prepare import Bands, PreparedPart, bands_of, matrix_of
 from spark_jobs.read.document import are_row_numbers
-from spark_jobs.runtime.parquet import PartRows, split_rows, write_part_rows
+from spark_jobs.runtime.parquet import READERS, PartRows, split_rows, write_part_rows
+from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import SplitSettings
 from spark_jobs.text import HASH_BYTES
 
@@ -57,10 +65,46 @@ _DIGITS_COMPARED = 16
 """Digits of a text's hash in the name of a pair: 64 bits, as many as a shingle's hash has."""
 
 
+class PreparedParts:
+    """The prepared parts, addressed by document number over all of them."""
+
+    def __init__(self, parts: list[PreparedPart], forgotten: ForgottenTexts) -> None:
+        self.parts = parts
+        with ThreadPoolExecutor(READERS) as readers:
+            tables = list(readers.map(lambda part: read_documents(part, forgotten), parts))
+        self.offsets = ends_of(np.array([table.num_rows for table in tables], np.int64))
+        """Shape (parts + 1,): where each part's documents begin."""
+        self.documents = pa.concat_tables(tables).combine_chunks()
+        """Rows of `DOCUMENT_SCHEMA`."""
+
+    def by_part(self, numbers: np.ndarray) -> list[tuple[PreparedPart, np.ndarray, np.ndarray]]:
+        """Group documents by part: `(part, places in numbers, rows of the part)` of each."""
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], self.offsets)
+        groups = []
+        for part, (first, last) in enumerate(itertools.pairwise(bounds)):
+            if first < last:
+                places = order[first:last]
+                groups.append((self.parts[part], places, numbers[places] - self.offsets[part]))
+        return groups
+
+    def fetch_matrix(self, numbers: np.ndarray, column: str, width: int, dtype: type) -> np.ndarray:
+        """A fixed-size binary column as a matrix, a row of so many values for each number."""
+        result: np.ndarray = np.empty((len(numbers), width), dtype)
+
+        def read(group: tuple[PreparedPart, np.ndarray, np.ndarray]) -> None:
+            part, places, rows = group
+            result[places] = matrix_of(part.read_rows(column, pa.array(rows)), dtype)
+
+        with ThreadPoolExecutor(READERS) as readers:
+            list(readers.map(read, self.by_part(numbers)))
+        return result
+
+
 class InMemoryDecider(decider.Decider):
     """Decides on columns of whole arrays; Spark's tasks only make shingles, where the texts are."""
 
-    def __init__(self, run: decider.DecisionContext, parts: list[decider.DocumentPart]) -> None:
+    def __init__(self, run: DecisionRun, parts: list[PreparedPart]) -> None:
         self._run, self._parts = run, parts
         self._corpus = PreparedParts(parts, run.forgotten)
 
@@ -77,7 +121,7 @@ class InMemoryDecider(decider.Decider):
         documents = self._corpus.documents
         return self._not_among(documents["text_hash"].filter(pc.is_null(documents["fault"])))
 
-    def decide(self, past: list[decider.DocumentPart]) -> decider.DecidedDocuments:
+    def decide(self, past: list[PreparedPart]) -> decider.DecidedDocuments:
         run, settings = self._run, self._run.settings
         # Without texts that have left, the corpus need not be read again.
         prepared = PreparedParts([*self._parts, *past], run.forgotten) if past else self._corpus
@@ -107,7 +151,7 @@ class InMemoryDecider(decider.Decider):
             left=self._not_among(stay["text_hash"]),
             duplicates=write_part_rows(
                 run.scratch,
-                decider.DUPLICATE_SCHEMA,
+                DUPLICATE_SCHEMA,
                 enumerate(decided.duplicates.combine_chunks().to_batches()),
             ),
             fates=fates.rename_columns(
@@ -127,13 +171,16 @@ class InMemoryDecider(decider.Decider):
 
     def _find_near(self, prepared: PreparedParts, documents: np.ndarray) -> NearDuplicates:
         """Cluster the near-copies among distinct texts, numbered by their places."""
-        run, settings = self._run, self._run.settings
+        run, near = self._run, self._run.settings.near_duplicates
+        # Without a search there are no bands, and so no candidates.
+        bands = bands_of(run.settings) or Bands(0, 0)
         keys = np.empty((len(documents), 0), np.uint64)
-        if bands_of(settings) and len(documents):
-            keys = prepared.fetch_matrix(documents, "bands", np.uint64)
-        near = settings.near_duplicates
+        if bands.bands:
+            keys = prepared.fetch_matrix(documents, "bands", bands.bands, np.uint64)
         compare = comparison(
-            lambda numbers: prepared.fetch_matrix(documents[numbers], "signature", np.uint8),
+            lambda numbers: prepared.fetch_matrix(
+                documents[numbers], "signature", bands.permutations, np.uint8
+            ),
             lambda numbers: fetch_shingles(run, prepared, documents[numbers]),
             near.threshold,
         )
@@ -152,6 +199,37 @@ class InMemoryDecider(decider.Decider):
         offsets = np.cumsum([0, *(part.rows for part in history.parts)])
         missing = split_rows(places, offsets, pa.table({}))
         return write_part_rows(self._run.scratch, decider.CHOSEN_SCHEMA, missing)
+
+
+def fetch_shingles(
+    run: DecisionRun, prepared: PreparedParts, numbers: np.ndarray
+) -> list[np.ndarray]:
+    """The shingle sets of documents, made by tasks where their texts are: sorted hashes.
+
+    Args:
+        numbers: of documents in `prepared`; only candidates for near-copies are asked for.
+    """
+    groups = prepared.by_part(numbers)
+    # Tasks return only small records, so they hand the sets over in files.
+    items = [(part, rows, f"{run.scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in groups]
+    work = partial(_shingle, words=run.settings.near_duplicates.shingle_words)
+    map_tasks(run.spark, "shingling candidates", items, work, run.report)
+    sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
+    for (_, places, _), (_, _, url) in zip(groups, items, strict=True):
+        with files.open_file(url) as file, pa.ipc.open_stream(file) as stream:
+            column = stream.read_all()["shingles"]
+        for place, hashes in zip(places, column, strict=True):
+            sets[place] = hashes.values.to_numpy()
+    return sets
+
+
+def _shingle(item: tuple[PreparedPart, np.ndarray, str], words: int) -> dict[str, Any]:
+    part, rows, target = item
+    sets = shingle_sets(part.read_rows("text", pa.array(rows)).to_pylist(), words)
+    table = pa.table({"shingles": pa.array(sets, pa.list_(pa.uint64()))})
+    with files.open_file(target, "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return {}
 
 
 def _hashes_of(documents: pa.Table) -> np.ndarray:
@@ -309,53 +387,68 @@ def decide_survivors(
         documents: the small columns, one row per document; nothing else of the corpus is needed.
         texts: of `group_exact`; `near`: their near-copies.
     """
-    representatives, past = texts.representatives, documents["past"].to_numpy()
+    representatives = texts.representatives
     numbers = np.arange(len(representatives))
     # Texts of one shape are in one cluster, whether they are near-copies or not.
-    linked = Edges(_first_of_shape(documents, representatives), numbers, np.zeros(len(numbers)))
-    cluster = components(near.edges + linked, len(numbers))
-    facts = _text_facts(documents, texts, recorded, split)
+    of_shape = Edges(_first_of_shape(documents, representatives), numbers, np.zeros(len(numbers)))
+    cluster = components(near.edges + of_shape, len(numbers))
     # Texts are in the order of their hashes, so the first names its cluster.
     named_by = pa.array(representatives[_first_of(cluster, numbers)])
     names = documents["text_hash"].take(named_by).combine_chunks()
     # How many groups of near-copies a cluster has: each group counts at its first text.
     groups = np.bincount(cluster, _first_of(near.component, numbers) == numbers)[cluster]
+    facts = _text_facts(documents, texts, recorded, split)
     fates = decide(facts, _largest(facts.for_cluster(), cluster), by_hash(names, split, groups))
-    eligible = fates.eligible.astype(np.int64)
+
     # Of each group of near-copies the best eligible text stays, and all that stay in any case.
-    best = _survivors(documents, representatives, near.component, eligible)
+    best = _survivors(documents, representatives, near.component, fates.eligible.astype(np.int64))
     stays = fates.stays | (fates.eligible & (best == numbers))
     survivor = np.where(stays, numbers, best)
 
-    nothing = pa.scalar(None, pa.string())
-    spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, nothing)
-    of_cluster = pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt)
-    # A text that no other one replaces, and that still goes, goes for its template.
-    own = pc.if_else(pa.array(survivor == numbers), decider.TEMPLATE, decider.NEAR)
-    of_representative = pc.if_else(pa.array(stays), nothing, pc.coalesce(of_cluster, own))
-
-    # Now from texts to documents: -1 for a document with a fault, which has no text here.
+    # Now from texts to documents: null for a document with a fault, which has no text here.
     text = np.full(documents.num_rows, -1)
     text[texts.members] = texts.group
+    text_of = pa.array(text, mask=text < 0)
     stands = np.zeros(documents.num_rows, bool)
     stands[representatives] = True
-    text_of, represented = pa.array(text, mask=text < 0), pa.array(text, mask=~stands)
-    of_copy = pc.coalesce(of_cluster, decider.EXACT).take(text_of)
-    reason = pc.if_else(pa.array(stands), of_representative.take(text_of), of_copy)
-    reason = pc.if_else(pa.array(past), decider.PAST, reason)
+    represented = pa.array(text, mask=~stands)
     splits = pa.array(NAMES).take(pa.array(np.where(stays, fates.split, NONE)))
     columns = {
         "cluster": pc.coalesce(names.take(text_of), documents["text_hash"]),
-        "reason": pc.coalesce(reason, documents["fault"]),
+        "reason": _reasons(documents, text_of, stands, fates, stays, survivor == numbers),
         "split": splits.take(represented),
         "slice": pa.array(facts.slices).take(represented),
     }
     for name, values in columns.items():
         documents = documents.append_column(name, values)
     # Documents that have left the sources are not counted.
-    sizes = np.bincount(cluster[texts.group], ~past[texts.members])
+    is_present = ~documents["past"].to_numpy()
+    sizes = np.bincount(cluster[texts.group], is_present[texts.members])
     duplicates = _list_duplicates(documents, texts, survivor, near.edges)
     return Decisions(documents, duplicates, sizes[sizes > 0].astype(np.int64))
+
+
+def _reasons(
+    documents: pa.Table,
+    text_of: pa.Array,
+    stands: np.ndarray,
+    fates: Fates,
+    stays: np.ndarray,
+    is_best: np.ndarray,
+) -> pa.ChunkedArray:
+    """Why each document goes; null where it stays.
+
+    Args:
+        text_of: shape (documents,), the text of each; null of one with a fault.
+        stands: shape (documents,), whether it stands for its text.
+        stays, is_best: shape (texts,), whether each stays, and whether no other replaces it.
+    """
+    # A text that no other one replaces, and that still goes, goes for its template.
+    of_text = pc.coalesce(fates.reason, pc.if_else(pa.array(is_best), decider.TEMPLATE, NEAR))
+    of_text = pc.if_else(pa.array(stays), pa.scalar(None, pa.string()), of_text)
+    of_copy = pc.coalesce(fates.reason, EXACT)
+    reason = pc.if_else(pa.array(stands), of_text.take(text_of), of_copy.take(text_of))
+    return pc.coalesce(pc.if_else(documents["past"], decider.PAST, reason), documents["fault"])
 
 
 def _text_facts(
@@ -412,11 +505,11 @@ def _list_duplicates(
         "id": ids.take(copies),
         "survivor": ids.take(pa.array(representatives[survivor[replaced]])),
         "cluster": documents["cluster"].combine_chunks().take(copies),
-        "reason": [decider.EXACT] * len(exact) + [decider.NEAR] * len(near),
+        "reason": [EXACT] * len(exact) + [NEAR] * len(near),
         "neighbor": ids.take(pa.array(neighbors)),
         "similarity": np.concatenate([np.ones(len(exact)), similarity[first]]),
     }
-    return pa.table(columns, decider.DUPLICATE_SCHEMA).sort_by("id")
+    return pa.table(columns, DUPLICATE_SCHEMA).sort_by("id")
 
 
 def _first_of_shape(documents: pa.Table, numbers: np.ndarray) -> np.ndarray:

@@ -25,8 +25,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from artifacts.numbers import run_starts
-from spark_jobs.clean.decide.decider import DocumentPart, plausible, shingle_sets
-from spark_jobs.clean.prepare import BUCKET_WINDOW, matrix_of
+from spark_jobs.clean.decide.near_copies import plausible, shingle_sets
+from spark_jobs.clean.prepare import BUCKET_WINDOW, PreparedPart, matrix_of
 from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import NearDuplicateSettings
@@ -83,7 +83,7 @@ BAND_SCHEMA = pa.schema([("key", pa.int64()), ("band", pa.int64()), ("text", pa.
 PAIR_SCHEMA = pa.schema([("low", pa.int64()), ("high", pa.int64())])
 
 
-def shared_buckets(work: Work, texts: DataFrame, parts: list[DocumentPart]) -> DataFrame:
+def shared_buckets(work: Work, texts: DataFrame, parts: list[PreparedPart]) -> DataFrame:
     """Rows of `BAND_SCHEMA` in buckets that several texts share; `first` is the first of these."""
     rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
     places = work.by_part(texts, rows, "finding signatures").places
@@ -130,7 +130,7 @@ def window_pairs(
     return work.keep(rest, "pairing the other candidates")
 
 
-def _read_bands(_: int, item: tuple[DocumentPart, RowLocation]) -> pa.Table:
+def _read_bands(_: int, item: tuple[PreparedPart, RowLocation]) -> pa.Table:
     part, place = item
     rows = place.read()
     keys = matrix_of(part.read_rows("bands", rows["row"]), np.int64)
@@ -165,7 +165,7 @@ def find_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 EDGE_SCHEMA = PAIR_SCHEMA.append(pa.field("similarity", pa.float64()))
 """A pair whose true similarity reaches the threshold."""
 
-Read = Callable[[DocumentPart, pa.Array], pa.Array]
+Read = Callable[[PreparedPart, pa.Array], pa.Array]
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Verifier:
 
     work: Work
     texts: DataFrame
-    parts: list[DocumentPart]
+    parts: list[PreparedPart]
     settings: NearDuplicateSettings
 
     def verify(self, pairs: DataFrame) -> tuple[DataFrame, int]:
@@ -215,19 +215,19 @@ class Verifier:
 
 
 def _read_values(
-    _: int, item: tuple[DocumentPart, RowLocation], read: Read, schema: pa.Schema
+    _: int, item: tuple[PreparedPart, RowLocation], read: Read, schema: pa.Schema
 ) -> pa.Table:
     part, place = item
     rows = place.read()
     return pa.Table.from_arrays([rows["text"], read(part, rows["row"])], schema=schema)
 
 
-def _read_signatures(part: DocumentPart, rows: pa.Array) -> pa.Array:
+def _read_signatures(part: PreparedPart, rows: pa.Array) -> pa.Array:
     # Spark has no binary values of a fixed size; `_rule_out` finds the size again.
     return part.read_rows("signature", rows).cast(pa.binary())
 
 
-def _read_shingles(part: DocumentPart, rows: pa.Array, words: int) -> pa.Array:
+def _read_shingles(part: PreparedPart, rows: pa.Array, words: int) -> pa.Array:
     sets = shingle_sets(part.read_rows("text", rows).to_pylist(), words)
     return pa.array([hashes.view(np.int64) for hashes in sets], pa.list_(pa.int64()))
 
