@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 import dagster as dg
 
-from artifacts.errors import UserError, reason_of
+from artifacts.errors import UserError
+from artifacts.reasons import reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

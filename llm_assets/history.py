@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.errors import reason_of
 from artifacts.leases import is_gone
+from artifacts.reasons import reason_of
 from artifacts.settings import read_yaml, value_at
 from artifacts.storage.files import make_private
 from llm_assets.config import PipelineSettings

@@ -14,8 +14,8 @@ import dagster as dg
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from artifacts.errors import reason_of
 from artifacts.progress import Report
+from artifacts.reasons import reason_of
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from artifacts.errors import UserError, reason_of
+from artifacts.errors import UserError
 from artifacts.libraries import refuse_changes
 from artifacts.program.lifetime import end_with_parent, use_own_temporary_folder
 from artifacts.progress import Report
+from artifacts.reasons import reason_of
 from artifacts.storage import files
 
 # The program's side of Dagster Pipes, wherever it runs: beside Dagster or in Google Cloud.

@@ -24,7 +24,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from artifacts.errors import UserError, reason_of, shown_in_line
+from artifacts.errors import UserError, shown_in_line
+from artifacts.reasons import reason_of
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob

@@ -19,8 +19,9 @@ from typing import Any, get_args
 import dagster as dg
 import pyarrow as pa
 
-from artifacts.errors import DamagedArtifact, UserError, reason_of, shown_in_line
+from artifacts.errors import DamagedArtifact, UserError, shown_in_line
 from artifacts.program.lifetime import use_own_temporary_folder
+from artifacts.reasons import reason_of
 from artifacts.settings import Settings, value_at
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft

@@ -10,8 +10,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from artifacts.errors import UserError, memory_limit
+from artifacts.errors import UserError
 from artifacts.model import check_model_folder
+from artifacts.reasons import memory_limit
 from llm_assets.board.pages import Board
 from llm_assets.endpoint.folder import endpoint_folder, model_to_serve
 from llm_assets.forgetting.forgotten_list import read_list

@@ -21,7 +21,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from artifacts.errors import reason_of, shown
+from artifacts.errors import shown
+from artifacts.reasons import reason_of
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.config import PipelineSettings

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import click
 
-from artifacts.errors import reason_of, shown
+from artifacts.errors import shown
+from artifacts.reasons import reason_of
 from llm_assets.cli.commands import cloud, operations, pipeline, text, versions
 from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, say_how_found
 

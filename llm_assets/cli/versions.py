@@ -6,7 +6,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from artifacts.errors import materialize_command, reason_of
+from artifacts.errors import materialize_command
+from artifacts.reasons import reason_of
 from llm_assets.alarms import Alarm, find_alarms
 from llm_assets.cli.session import Session
 from llm_assets.config import PipelineSettings

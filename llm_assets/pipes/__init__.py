@@ -1,8 +1,8 @@
 """Dagster Pipes clients for Dataproc Serverless, Vertex AI, Google Batch and TPUs, for any project.
 
-Of the rest of the project this package imports `artifacts.errors` alone. Each client starts a job,
-streams its messages into the run, finds the job again when the run died, and cancels it when the
-run is cancelled. `RemoteJobPipesClient` has an example.
+Of the rest of the project this package imports `artifacts.errors` and `artifacts.reasons` alone.
+Each client starts a job, streams its messages into the run, finds the job again when the run died,
+and cancels it when the run is cancelled. `RemoteJobPipesClient` has an example.
 """
 
 from llm_assets.pipes.dataproc_serverless import PipesDataprocServerlessClient

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from dagster import Failure, MetadataValue
 
-from artifacts.errors import first_line, reason_of
+from artifacts.errors import first_line
+from artifacts.reasons import reason_of
 
 QUOTA = re.compile(r"(?<![a-z.])quota|insufficient '", re.IGNORECASE)
 """Not the right to see quotas, nor the address of their list."""

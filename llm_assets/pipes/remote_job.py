@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import dagster as dg
 
-from artifacts.errors import LOST_WORKER
+from artifacts.reasons import LOST_WORKER
 from llm_assets.pipes import failures
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.service import (

@@ -10,7 +10,8 @@ from typing import Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from artifacts.errors import DamagedArtifact, UserError, reason_of
+from artifacts.errors import DamagedArtifact, UserError
+from artifacts.reasons import reason_of
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.manifest import dump_with_checksum, take_checksum

@@ -13,9 +13,10 @@ from typing import Any
 import dagster as dg
 
 from artifacts.checkpoints import newest_step
-from artifacts.errors import LOST_WORKER, UserError, free_space, shown, why_killed
+from artifacts.errors import UserError, shown
 from artifacts.program.entry import ERROR_MESSAGE, INTERRUPTED
 from artifacts.program.lifetime import Child, how_it_ended
+from artifacts.reasons import LOST_WORKER, free_space, why_killed
 from artifacts.store import layout
 from artifacts.store.store import Draft, Store
 from llm_assets.pipes.service import Restarts

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from artifacts.errors import UserError, first_line, reason_of
+from artifacts.errors import UserError, first_line
+from artifacts.reasons import reason_of
 from recipes.evaluation.settings import TaskSettings, task_files
 
 SEED = 1234

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from artifacts.errors import UserError, first_line, reason_of
+from artifacts.errors import UserError, first_line
+from artifacts.reasons import reason_of
 from recipes.data.batch import IGNORED, Batch
 from recipes.distributed.strategy import FullySharded, StepOutcome, Strategy, count_positions
 from recipes.distributed.workers import Workers, form_group_of_one

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.cache import cache_key, cached_folder, cached_sha256
-from artifacts.errors import UserError, install_advice, memory_limit
+from artifacts.errors import UserError, install_advice
 from artifacts.model import (
     attention_window,
     bytes_per_token,
@@ -27,6 +27,7 @@ from artifacts.model import (
     read_tokenizer,
 )
 from artifacts.program.lifetime import end_descendants, end_descendants_first, end_with_parent
+from artifacts.reasons import memory_limit
 from serving.engine.served_model import AnyModel, ServedTokenizer, answer_calls
 from serving.settings import QUANTIZED, EndpointSettings, OpenAIEngine
 

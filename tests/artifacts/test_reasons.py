@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from pyarrow import ArrowInvalid
 from safetensors import SafetensorError
 
-from artifacts.errors import (
-    UserError,
-    first_line,
-    has_control_characters,
-    reason_of,
-    shown,
-    shown_in_line,
-)
+from artifacts.errors import UserError, first_line, has_control_characters, shown, shown_in_line
+from artifacts.reasons import reason_of
 from artifacts.settings import read_yaml
 
 

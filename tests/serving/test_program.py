@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.errors import UserError, memory_limit
+from artifacts.errors import UserError
+from artifacts.reasons import memory_limit
 from serving.engine.program import choose_engine
 from tests.faults import small_disk
 from tests.serving.conftest import SETTINGS

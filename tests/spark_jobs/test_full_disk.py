@@ -10,7 +10,7 @@ import pytest
 from tests.faults import small_disk
 
 SHUFFLE = """
-from artifacts.errors import reason_of
+from artifacts.reasons import reason_of
 from spark_jobs.runtime.session import local_session
 
 rows = local_session("512m", 2).range(0, 2_000_000, 1, 2).selectExpr("uuid() as text")

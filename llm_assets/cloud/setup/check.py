@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from artifacts.errors import first_line, reason_of
+from artifacts.errors import first_line
+from artifacts.reasons import reason_of
 from llm_assets.cloud.settings import (
     EndpointMachineSettings,
     GoogleCloudSettings,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dagster import AssetExecutionContext, MaterializeResult, asset, materialize
 
-from artifacts.errors import reason_of
+from artifacts.reasons import reason_of
 from artifacts.storage import files
 from llm_assets.assets.stage import escape_markdown, table, user_faults
 from llm_assets.runners.training import run_child
@@ -39,8 +39,8 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the kernel counts the processes that it ended for want of memory; 3 before the test."""
     counters = tmp_path / "memory.events"
     counters.write_text("low 0\noom 9\noom_kill 3\n")
-    monkeypatch.setattr("artifacts.errors._KILL_COUNTERS", (str(counters),))
-    monkeypatch.setattr("artifacts.errors._KILLS_BEFORE", 3)
+    monkeypatch.setattr("artifacts.reasons._KILL_COUNTERS", (str(counters),))
+    monkeypatch.setattr("artifacts.reasons._KILLS_BEFORE", 3)
     return counters
 
 
@@ -250,7 +250,7 @@ def test_a_process_of_spark_that_was_ended_while_it_starts_is_named(
 
 
 STARTED = """
-from artifacts.errors import reason_of
+from artifacts.reasons import reason_of
 from pyspark.sql import SparkSession
 from spark_jobs.runtime.session import local_conf, prepare_environment
 prepare_environment()

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from artifacts.errors import reason_of
+from artifacts.reasons import reason_of
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.tracing.dropped import compare, find_dropped

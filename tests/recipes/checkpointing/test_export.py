@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from artifacts.errors import reason_of
 from artifacts.model import end_tokens_of, read_config, read_tokenizer
+from artifacts.reasons import reason_of
 from recipes.checkpointing import export as exporting
 from recipes.checkpointing.export import export_model
 from recipes.data.records import SEEN_NAME, TRAINED_NAME

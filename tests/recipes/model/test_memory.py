@@ -11,8 +11,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import GPT2LMHeadModel, LlamaConfig, OPTConfig, RobertaConfig, T5Config
 
-from artifacts.errors import UserError, reason_of
+from artifacts.errors import UserError
 from artifacts.program.lifetime import Interruption
+from artifacts.reasons import reason_of
 from llm_assets.cloud.settings import (
     ACCELERATORS,
     TPU_MACHINES,

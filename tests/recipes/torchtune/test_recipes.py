@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from artifacts.errors import UserError, reason_of
+from artifacts.errors import UserError
+from artifacts.reasons import reason_of
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import read_batch

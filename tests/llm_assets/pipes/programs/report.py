@@ -23,8 +23,9 @@ from dagster_pipes import (
 )
 from google.cloud import storage
 
-from artifacts.errors import LOST_WORKER, UserError
+from artifacts.errors import UserError
 from artifacts.program.entry import FLUSH_SECONDS, open_session
+from artifacts.reasons import LOST_WORKER
 
 HOURS = 3600.0
 LOOK_SECONDS = 0.1
