@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import DamagedArtifact, UserError, make_command
 from artifacts.storage import files
 from artifacts.storage.files import FileEntry, list_files
-from artifacts.store.identity import Identity, differences, hash_json
-from artifacts.store.manifest import find_faults
+from artifacts.store.identity import Identity, differences
+from artifacts.store.layout import MANIFEST_NAME
+from artifacts.store.manifest import dump_with_checksum, find_faults, load_with_checksum
 
-MANIFEST_NAME = "manifest.json"
 STEP_FOLDER = re.compile(r"step-(\d+)")
 
 
@@ -35,20 +35,6 @@ class CheckpointManifest(BaseModel):
     permanent: bool = False
     """Never removed by rotation."""
     files: list[FileEntry]
-    checksum: str = ""
-    """A hash of all other fields; a manifest without one counts as changed."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the fields are those that were written."""
-        return self.checksum == self._hash()
-
-    def sealed(self) -> "CheckpointManifest":
-        """The same with its checksum."""
-        return self.model_copy(update={"checksum": self._hash()})
-
-    def _hash(self) -> str:
-        return hash_json(self.model_dump(mode="json", exclude={"checksum"}))
 
 
 class Checkpoint(BaseModel):
@@ -88,13 +74,9 @@ def commit(
         # Before the manifest: after a loss of power it must not name files that are empty.
         files.flush_folder(Path(url), [entry.path for entry in entries])
     manifest = CheckpointManifest(
-        step=step,
-        content=content,
-        state=state,
-        permanent=permanent,
-        files=entries,
-    ).sealed()
-    files.write(f"{url}/{MANIFEST_NAME}", manifest.model_dump_json(indent=2).encode())
+        step=step, content=content, state=state, permanent=permanent, files=entries
+    )
+    files.write(f"{url}/{MANIFEST_NAME}", dump_with_checksum(manifest))
     return Checkpoint(url=url, manifest=manifest)
 
 
@@ -246,19 +228,13 @@ def _read(url: str) -> Checkpoint | None:
     if content is None:
         return None
     try:
-        manifest = CheckpointManifest.model_validate_json(content)
-        # Content of another form is damage as well.
-        _identity(manifest.content)
-    except ValidationError as error:
-        fault = error.errors()[0]["msg"]
-        raise DamagedArtifact(f"{url}/{MANIFEST_NAME} cannot be read ({fault}).") from error
-    if not manifest.is_whole:
-        raise DamagedArtifact(f"{url}/{MANIFEST_NAME} was changed after it was written.")
-    return Checkpoint(url=url, manifest=manifest)
+        return Checkpoint(url=url, manifest=load_with_checksum(content, CheckpointManifest))
+    except ValueError as fault:
+        raise DamagedArtifact(f"{url}/{MANIFEST_NAME} cannot be read ({fault}).") from None
 
 
 def _identity(content: dict[str, Any]) -> Identity:
-    """A run's content in the form in which it is compared; raises ValidationError."""
+    """A run's content in the form in which it is compared."""
     return Identity.model_validate({"kind": "checkpoint", "code_version": ""} | content)
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from artifacts.errors import UserError
@@ -26,6 +26,15 @@ class Settings(BaseModel):
         """The settings that decide what is made, as JSON values; all of them, unless a model says
         otherwise."""
         return self.model_dump(mode="json")
+
+
+def first_fault(error: Exception) -> str:
+    """What is wrong with a record that was read, in one line: `assets.corpus: Field required`."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    fault = error.errors()[0]
+    place = ".".join(map(str, fault["loc"]))
+    return f"{place}: {fault['msg']}" if place else fault["msg"]
 
 
 MOST_BYTES = 1024 * 1024

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.progress import format_duration
+from artifacts.settings import first_fault
 from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.storage import files
@@ -144,7 +145,7 @@ def read_result(run_folder: Path) -> TrainingResult | None:
     try:
         return TrainingResult.model_validate_json(path.read_bytes()) if path.exists() else None
     except ValidationError as error:
-        raise _damaged(path, error.errors()[0]["msg"]) from None
+        raise _damaged(path, first_fault(error)) from None
 
 
 def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def manifest(folder: Path) -> bytes:
 
 def checkpoint_manifest(folder: Path) -> bytes:
     made = checkpoints.CheckpointManifest(step=1, content={}, state={}, files=[])
-    return made.sealed().model_dump_json().encode()
+    return dump_with_checksum(made)
 
 
 def registry_state(folder: Path) -> bytes:

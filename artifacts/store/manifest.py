@@ -12,11 +12,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.errors import DamagedArtifact, MissingArtifact, make_command, mend_command
+from artifacts.settings import first_fault
 from artifacts.storage import files
 from artifacts.storage.files import FileEntry, sha256_of
 from artifacts.store.identity import Identity, hash_json
@@ -29,6 +30,7 @@ COST = "cost_dollars"
 
 REWRITTEN = "rewritten"
 """In the provenance: when files were written again, and why (`artifacts.store.rewrite`)."""
+Record = TypeVar("Record", bound=BaseModel)
 
 
 class Manifest(BaseModel):
@@ -66,10 +68,15 @@ def dump_with_checksum(record: BaseModel) -> bytes:
     return json.dumps(fields | {CHECKSUM: hash_json(fields)}, indent=2).encode()
 
 
-def take_checksum(fields: dict[str, Any]) -> None:
-    """Take the checksum out of fields; raises ValueError unless it is theirs."""
-    if fields.pop(CHECKSUM, None) != hash_json(fields):
-        raise ValueError("it was changed after it was written")
+def load_with_checksum(content: bytes, record: type[Record]) -> Record:
+    """What `dump_with_checksum` wrote; raises ValueError, in words, where it is anything else."""
+    try:
+        fields = json.loads(content)
+        if fields.pop(CHECKSUM, None) != hash_json(fields):
+            raise ValueError("it was changed after it was written")
+        return record.model_validate(fields)
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(first_fault(error)) from None
 
 
 def parse_manifest(content: bytes, folder: str) -> Manifest:
@@ -80,13 +87,10 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
     """
     kind, fingerprint = folder.rstrip("/").split("/")[-2:]
     try:
-        fields = json.loads(content)
-        take_checksum(fields)
-        manifest = Manifest.model_validate(fields)
+        manifest = load_with_checksum(content, Manifest)
         if (manifest.kind, manifest.fingerprint) != (kind, fingerprint):
             raise ValueError(f"it is the manifest of {manifest.kind}/{manifest.fingerprint}")
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        fault = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+    except ValueError as fault:
         raise DamagedArtifact(
             f"{folder}/{MANIFEST_NAME} cannot be read ({fault}). Set the artifact aside and make "
             f"it again with: {mend_command(folder)}"

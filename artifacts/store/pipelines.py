@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import DamagedArtifact, MissingArtifact, make_command
+from artifacts.settings import first_fault
+from artifacts.store import layout
 from artifacts.store.identity import Identity, differences
-from artifacts.store.store import Artifact, Store, layout
+from artifacts.store.store import Artifact, Store
 
 
 class AssetPointer(BaseModel):
@@ -80,7 +82,7 @@ class Pipeline:
             return PipelineHistory.model_validate_json(content)
         except ValidationError as error:
             raise DamagedArtifact(
-                f"{self.store.root}/{self.path} cannot be read ({error.errors()[0]['msg']}). Set "
+                f"{self.store.root}/{self.path} cannot be read ({first_fault(error)}). Set "
                 "it aside, and have it written again, with: llm-assets doctor --repair; "
                 "llm-assets run"
             ) from None

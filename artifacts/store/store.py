@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from artifacts.errors import DamagedArtifact, LeaseLost, MissingArtifact, UserError, make_command
 from artifacts.leases import Lease, ObjectLease, is_held, local_lease, object_is_held, object_lease
 from artifacts.libraries import refuse_changes
+from artifacts.settings import first_fault
 from artifacts.storage import files
 from artifacts.storage.files import FileEntry, cache_folder, list_files, make_private
 from artifacts.storage.transfer import download_folder, remote_entries, upload_folder
@@ -191,20 +192,19 @@ def code_revision() -> str:
     """
     if revision := os.environ.get(REVISION_VARIABLE):
         return revision
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return "unknown"
-    return f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
-
-
-def _git(*arguments: str) -> str | None:
-    folder = Path(__file__).parent
+    # Without tags, of which a release has some: the commit alone names the code.
+    describe = ("git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes")
     try:
         process = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10
+            describe,
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return "unknown"
     return process.stdout.strip()
 
 
@@ -312,7 +312,7 @@ class Store:
             return Editions.model_validate_json(content) if content is not None else Editions()
         except ValidationError as error:
             raise DamagedArtifact(
-                f"{self.root}/{place} cannot be read ({error.errors()[0]['msg']}). Set it aside "
+                f"{self.root}/{place} cannot be read ({first_fault(error)}). Set it aside "
                 "with: llm-assets doctor --repair"
             ) from None
 

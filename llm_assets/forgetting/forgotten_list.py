@@ -15,6 +15,7 @@ from artifacts.errors import DamagedArtifact, UserError, shown_in_line
 from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
+from artifacts.settings import first_fault
 from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 
 FORGOTTEN_INPUT = "forgotten"
@@ -183,7 +184,7 @@ def _parse(content: bytes | None, place: str) -> ForgottenList:
     try:
         return ForgottenList.model_validate_json(b"{}" if content is None else content)
     except ValidationError as error:
-        raise _damaged(place, f"cannot be read ({error.errors()[0]['msg']})") from None
+        raise _damaged(place, f"cannot be read ({first_fault(error)})") from None
 
 
 def _damaged(place: str, fault: str) -> DamagedArtifact:

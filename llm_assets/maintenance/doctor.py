@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from artifacts import checkpoints
-from artifacts.errors import DamagedArtifact, UserError, first_line, make_command, reason_of
+from artifacts.errors import DamagedArtifact, UserError, first_line, make_command
+from artifacts.reasons import reason_of
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store import layout

@@ -1,7 +1,6 @@
 """The registry of one pipeline's model versions, wherever it is kept."""
 
 import contextlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.reasons import reason_of
+from artifacts.settings import first_fault
 from artifacts.storage import files
 from artifacts.store import layout
-from artifacts.store.manifest import dump_with_checksum, take_checksum
+from artifacts.store.manifest import dump_with_checksum, load_with_checksum
 from artifacts.store.pipelines import Pipeline, RegistryMark
 from artifacts.store.store import Store
 from llm_assets.gate.verdict import Verdict
@@ -274,15 +274,9 @@ class Registry(ABC):
 
     def _parse(self, name: str, content: bytes) -> RegistryState:
         try:
-            fields = json.loads(content)
-            take_checksum(fields)
-            return RegistryState.model_validate(fields)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise self._damage(name, f"cannot be read ({place}: {first['msg']})") from error
-        except (ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise self._damage(name, f"cannot be read ({error})") from error
+            return load_with_checksum(content, RegistryState)
+        except ValueError as fault:
+            raise self._damage(name, f"cannot be read ({fault})") from None
 
     def _damage(self, name: str, fault: str) -> RegistryDamaged:
         return RegistryDamaged(
@@ -313,7 +307,7 @@ def _parse_decisions(content: bytes | None, place: str) -> list[Decision]:
     try:
         return _DECISIONS.validate_json(content or b"[]")
     except ValidationError as error:
-        raise DamagedArtifact(f"{place} cannot be read ({error.errors()[0]['msg']}).") from None
+        raise DamagedArtifact(f"{place} cannot be read ({first_fault(error)}).") from None
 
 
 def _touched(before: RegistryState, state: RegistryState, result: object) -> list[ModelVersion]:

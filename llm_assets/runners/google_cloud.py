@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 import dagster as dg
 from pydantic import BaseModel
 
-from artifacts.checkpoints import MANIFEST_NAME, newest_step, step_url
+from artifacts.checkpoints import newest_step, step_url
 from artifacts.errors import UserError
 from artifacts.model import INDEX, WEIGHTS
 from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
+from artifacts.store.layout import MANIFEST_NAME
 from llm_assets.cloud import jobs
 from llm_assets.cloud.settings import (
     ACCELERATORS,

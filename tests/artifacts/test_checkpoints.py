@@ -83,7 +83,7 @@ def test_a_changed_number_in_the_state_is_noticed(
     path.write_text(json.dumps(fields))
 
     assert newest(tmp_path, lines) == 1
-    assert "step-2/manifest.json was changed after it was written" in lines[0]
+    assert "step-2/manifest.json cannot be read (it was changed after it was written)" in lines[0]
 
 
 @pytest.mark.fault(
