@@ -20,7 +20,15 @@ import pyarrow.parquet as pq
 from artifacts.errors import DamagedArtifact, UserError, make_command, mend_command
 from artifacts.leases import local_lease
 from artifacts.numbers import ends_of, spans
-from artifacts.shards.format import ALL_SPLITS, SEGMENT, PackedRows, ShardEntry, ShardStats, Split
+from artifacts.shards.format import (
+    ALL_SPLITS,
+    SEGMENT,
+    PackedRows,
+    ShardEntry,
+    ShardStats,
+    Split,
+    join_rows,
+)
 from artifacts.storage import files
 from artifacts.storage.files import cache_folder
 
@@ -195,45 +203,37 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
     def read(self, rows: np.ndarray) -> PackedRows:
         """Copies of some rows, in the order asked for."""
         numbers = np.searchsorted(self.ends, rows, side="right")
-        touched = np.unique(numbers)
+        touched = np.unique(numbers).tolist()
         if len(touched) == 1:
-            return self._read_of(int(touched[0]), rows)
-        tokens = np.empty((len(rows), self.stats.sequence_length), self.stats.dtype)
-        has_targets = self.stats.form != "pretraining"
-        targets = np.empty(tokens.shape, np.uint8) if has_targets else None
-        counts = np.empty(len(rows), np.int64)
-        parts = []
-        for number in touched.tolist():
-            places = np.flatnonzero(numbers == number)
-            part = self._read_of(number, rows[places])
-            tokens[places], counts[places] = part.tokens, np.diff(part.row_offsets)
-            if targets is not None and part.targets is not None:
-                targets[places] = part.targets
-            parts.append((places, part.segments))
-        offsets = ends_of(counts)
-        segments = np.empty(offsets[-1], SEGMENT)
-        for places, part_segments in parts:
-            segments[spans(offsets[places], counts[places])] = part_segments
-        return PackedRows(tokens, segments, offsets, targets)
+            return self._read_of(touched[0], rows)
+        places = [np.flatnonzero(numbers == number) for number in touched]
+        parts = zip(touched, places, strict=True)
+        joined = join_rows([self._read_of(number, rows[place]) for number, place in parts])
+        # Shard by shard up to here.
+        return _take(joined, np.argsort(np.concatenate(places)))
 
     def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
         """Rows that are all in one shard."""
         shard = self.shard(number)
-        local = rows - (int(self.ends[number]) - shard.entry.rows)
-        first = shard.row_offsets[local]
-        counts = shard.row_offsets[local + 1] - first
-        return PackedRows(
-            shard.tokens[local],
-            shard.segments[spans(first, counts)],
-            ends_of(counts),
-            None if shard.targets is None else shard.targets[local],
-        )
+        return _take(shard, rows - (int(self.ends[number]) - shard.entry.rows))
 
     def shard(self, number: int) -> Shard:
         """One shard, by its place in `entries`."""
         if number not in self._opened:
             self._opened[number] = Shard(self._files, self.entries[number], self.stats)
         return self._opened[number]
+
+
+def _take(source: Shard | PackedRows, places: np.ndarray) -> PackedRows:
+    """Copies of the rows at some places, in that order."""
+    first = source.row_offsets[places]
+    counts = source.row_offsets[places + 1] - first
+    return PackedRows(
+        source.tokens[places],
+        source.segments[spans(first, counts)],
+        ends_of(counts),
+        None if source.targets is None else source.targets[places],
+    )
 
 
 def _describe_empty(folder: str | Path, split: Split) -> str:
