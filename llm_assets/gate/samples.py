@@ -8,6 +8,7 @@ do (EleutherAI/lm-evaluation-harness#3831), and judged by the gate's bounds.
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def _too_few(comparison: Comparison, settings: GateSettings) -> list[Reason]:
 def _read(path: Path, filter_name: str | None) -> list[tuple[str, dict[str, Any]]]:
     """Place and content of each line, by one filter."""
     try:
-        lines = path.read_text("utf-8").split("\n")
+        # Editors of Windows begin a file with a mark.
+        lines = path.read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8: {error}. {_WANTED}") from error
     places = [
@@ -153,7 +155,7 @@ _WANTED = "Give a file samples_TASK_TIME.jsonl, as `lm_eval --log_samples --outp
 def _row(place: str, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             f"{place} is not JSON ({error}): the file was cut or has another format. {_WANTED}"
         ) from error
@@ -218,14 +220,14 @@ def _score(answer: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, 
     """Bits of a text and its size, or the value of the metric and 1."""
     match answer.value:
         case [int() | float() as likelihood, int() as size] if (
-            unit and size > 0 and math.isfinite(likelihood)
+            unit and size > 0 and _is_finite(likelihood)
         ):
             return -likelihood / math.log(2), float(size)
         case int() | float() as likelihood if (
-            metric == "perplexity" and -math.inf < likelihood <= 0
+            metric == "perplexity" and likelihood <= 0 and _is_finite(likelihood)
         ):
             return -likelihood / math.log(2), 1.0
-        case int() | float() as value if not unit and math.isfinite(value):
+        case int() | float() as value if not unit and _is_finite(value):
             return float(value), 1.0
     need = "a log-likelihood and a size" if unit else "a finite number"
     need = "a log-likelihood" if metric == "perplexity" else need
@@ -234,3 +236,8 @@ def _score(answer: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, 
         f"{answer.place}: {metric} is {text if len(text) < 40 else text[:37] + '...'}, not {need}. "
         "Choose another metric with --metric."
     )
+
+
+def _is_finite(number: float) -> bool:
+    """Whether a float holds it; JSON has whole numbers of any length."""
+    return abs(number) <= sys.float_info.max

@@ -137,6 +137,10 @@ def rename(lines: Lines) -> Lines:
         (lambda lines: [{"text": "a"}], "line 1 is not a sample: it has no `doc_id`"),
         (lambda lines: ["a list"], "line 1 is not a sample"),
         (lambda lines: [{**x, "acc": float("nan")} for x in lines], "line 1: acc is nan, not a fi"),
+        (
+            lambda lines: [{**x, "acc": 10**400} for x in lines],
+            "acc is 10+[.]{3}, not a fi",
+        ),
         (lambda lines: [{**x, "acc": ["a", "b"]} for x in lines], r"acc is \['a', 'b'\], not a fi"),
         (lambda lines: [{"doc_id": x["doc_id"]} for x in lines], "has no metric acc; it has none"),
     ],
@@ -156,6 +160,16 @@ def test_a_file_that_was_cut_within_a_line_is_named(tmp_path: Path) -> None:
     old.write_text(old.read_text()[:-40])
     ended = CliRunner().invoke(commands, ["gate", str(new), str(old)])
     assert "line 200 is not JSON" in str(ended.exception) and "cut" in str(ended.exception)
+    old.write_text("[" * 100_000)
+    ended = CliRunner().invoke(commands, ["gate", str(new), str(old)])
+    assert "line 1 is not JSON" in str(ended.exception)
+
+
+def test_the_mark_that_editors_of_windows_write_is_no_part_of_a_line(tmp_path: Path) -> None:
+    judge(tmp_path, samples(0.7, seed=1), samples(0.4))
+    new, old = sorted(tmp_path.glob("*/*.jsonl"))
+    new.write_bytes(b"\xef\xbb\xbf" + new.read_bytes().replace(b"\n", b"\r\n"))
+    assert CliRunner().invoke(commands, ["gate", str(new), str(old)]).exit_code == 0
 
 
 class Parity(LM):
