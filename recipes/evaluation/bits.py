@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from artifacts.errors import UserError
 from artifacts.model import context_tokens, read_model
+from artifacts.progress import CountedProgress, Report
 from recipes.device import device_of, local_device
 from recipes.evaluation.documents import Documents
 from recipes.evaluation.results import samples
@@ -114,7 +114,6 @@ def complete(
     return samples(tokenizer, documents, prompts, texts)
 
 
-REPORT_SECONDS = 5.0
 LOSS_TOKENS = 64
 """Tokens whose logits are in float32 at once; few enough for a processor's cache."""
 
@@ -161,15 +160,16 @@ def document_bits(
     documents: Documents,
     sequence_length: int,
     batch_tokens: int,
-    report: Callable[[str], None],
+    report: Report,
+    label: str,
 ) -> np.ndarray:
     """Bits of each document under a causal model: float64, shape (documents,); NaN where it says
-    NaN. The report says how far it is and how long to go, every few seconds."""
+    NaN. The report says how far it is, after a label."""
     device = next(model.parameters()).device
     bits = np.zeros(len(documents))
     cut = windows(documents, sequence_length)
     total, done = sum(window.length for window in cut), 0
-    started = reported = monotonic()
+    progress = CountedProgress(report, label, total, "tokens")
     for batch in batches(cut, lambda window: window.length, batch_tokens):
         inputs, targets = (part.to(device) for part in _tensors(batch, documents))
         logits = model(input_ids=inputs, use_cache=False).logits
@@ -177,10 +177,7 @@ def document_bits(
         # Not `+=`, which would count one of several windows of the same document.
         np.add.at(bits, [window.document for window in batch], sums)
         done += sum(window.length for window in batch)
-        if monotonic() - reported > REPORT_SECONDS and done < total:
-            reported = monotonic()
-            seconds = (reported - started) * (total - done) / done
-            report(f"{done:,} of {total:,} tokens, about {seconds:.0f} s to go")
+        progress.advance(done)
     return bits
 
 

@@ -130,7 +130,7 @@ def _text_bits(folder: Path, texts: Documents, spec: EvaluationSpec) -> np.ndarr
     stats = spec.shard_stats
     length = spec.recipe.longest_input(stats.sequence_length) or stats.sequence_length
     with mixed_precision(precision(), local_device()):
-        return document_bits(model, texts, length, length * BATCH_ROWS, lambda line: None)
+        return document_bits(model, texts, length, length * BATCH_ROWS, lambda line: None, "")
 
 
 def _measured_bits(
@@ -145,7 +145,8 @@ def _measured_bits(
                 documents,
                 spec.shard_stats.sequence_length,
                 spec.settings.batch_tokens,
-                lambda line, task=task: report(f"{role}, {task}: {line}"),
+                report,
+                f"{role}, {task}",
             )
             value = bits[task].sum() / sum(document.bytes for document in documents)
             report(f"{role}: {value:.4f} bits per byte on {len(documents)} {task} documents")
