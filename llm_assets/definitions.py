@@ -23,6 +23,7 @@ STAGES = (
     "llm_assets.assets.model",
     "llm_assets.assets.exam",
     "llm_assets.assets.evaluation",
+    "llm_assets.assets.verdict",
     "llm_assets.assets.serving",
 )
 """The modules of the graph's stages (docs/new_stage.md)."""

@@ -26,6 +26,7 @@ IMPORTED = [
     "llm_assets.assets.exam",
     "llm_assets.assets.model",
     "llm_assets.assets.serving",
+    "llm_assets.assets.verdict",
     "llm_assets.cli.pipeline.run",
     "llm_assets.platform",
     "matplotlib.backends.backend_agg",

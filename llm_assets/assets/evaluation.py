@@ -1,13 +1,15 @@
-"""Is the candidate better, and may it answer users?"""
+"""How good is the candidate? It is challenged to be better than the model that serves.
+
+First the challenge, which `model_version` opens as well, to judge it. Then how its models are
+measured, what people see of it, and the stage.
+"""
 
 import json
-import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 import pyarrow.parquet as pq
@@ -15,26 +17,21 @@ import pyarrow.parquet as pq
 from artifacts.libraries import installed
 from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
-from artifacts.store.store import Artifact, Draft
+from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets import figures
 from llm_assets.assets.exam import answers_view
-from llm_assets.assets.model import checkpoint_view
-from llm_assets.assets.page import render_page
-from llm_assets.assets.stage import OBJECTS, BuildPlan, draw, link, readable, stage, table
+from llm_assets.assets.stage import BuildPlan, stage, table
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import measure_as_served, quantized
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.judge import judge, with_answers
-from llm_assets.gate.verdict import CODE_VERSION as GATE_CODE_VERSION
-from llm_assets.gate.verdict import Comparison, GateSettings, ModelVersionSettings, Verdict
+from llm_assets.gate.verdict import GateSettings, Verdict
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry import card
 from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
-from llm_assets.registry.state import ModelEntry, ModelVersion, RegistryState
+from llm_assets.registry.state import ModelEntry, ModelVersion
 from llm_assets.runners.training import TrainingRunner
-from llm_assets.tracing.explain import explain
-from recipes.evaluation.exam import CLOSED_BOOK
 from recipes.evaluation.exam import LIBRARIES as EXAM_LIBRARIES
 from recipes.evaluation.settings import (
     CODE_VERSION,
@@ -52,22 +49,14 @@ from recipes.settings import package_of
 from recipes.spec import MODEL_FOLDER
 from serving.settings import Weights
 
+GROUP = "evaluation"
 JUDGED_BY = ("eval_metrics", "exam")
 """Of what an evaluation was made from, that which is no part of the model."""
-GROUP = "evaluation"
-VERDICT_NAME = "verdict.json"
 SERVING_LIBRARIES = {"nncf", "openvino", "openvino-genai"}
 """Those that decide the scores of quantized weights."""
 ROLES = ("candidate", "incumbent", "base")
 BOUNDS = ("low", "value", "high")
 Figure = Mapping[str, float | None]
-EXAM_FIGURES = (
-    *("exam_result", "closed_book", "exam", "exam_by_relation"),
-    *("questions_won", "questions_lost"),
-)
-GATE_FIGURES = ("earlier_comparisons_without_promotion", "comparisons", "differences")
-PLACES = ("run_folder", "tensorboard")
-"""Of a checkpoint, where it lies on this machine."""
 UNMEASURED: Figure = {"value": None}
 _UNBROKEN = re.compile("([!-~]{40})[!-~]+")
 """Characters of ASCII in a row, between which no browser breaks a line."""
@@ -100,11 +89,10 @@ class Challenge:
         answers = evaluation.path / TASK_SCORES_NAME
         if gate.metric == "exam" and answers.exists():
             scores = with_answers(scores, pq.read_table(answers))
-        models: Any = {
-            "candidate": self.candidate.fingerprint,
-            "incumbent": self.incumbent.weights,
-        }
-        return judge(scores, evaluation.stats, gate, **models, **self.asked())
+        candidate, incumbent = self.candidate.fingerprint, self.incumbent.weights
+        return judge(
+            scores, evaluation.stats, gate, candidate=candidate, incumbent=incumbent, **self.asked()
+        )
 
     def question(self, gate: GateSettings) -> GateQuestion | None:
         """What the evaluation measures held-out text for; None where an exam decides."""
@@ -202,6 +190,98 @@ def model_source(artifact: Artifact) -> ModelSource:
     )
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What measures a checkpoint, its base and an incumbent, and on which text."""
+
+    pipeline: PipelineResource
+    candidate: Artifact
+    base: Artifact
+    shards: Artifact
+    settings: EvaluationSettings
+    incumbent: ModelVersion | None = None
+    exam: Artifact | None = None
+    question: GateQuestion | None = None
+    split: Literal["held_out", "validation"] = "held_out"
+
+    @property
+    def libraries(self) -> set[str]:
+        """Those that decide the scores."""
+        return self.settings.libraries | (EXAM_LIBRARIES if self.exam else set())
+
+    def identity(self, stage: Identity, more: dict[str, Any]) -> Identity:
+        """What decides the figures: what the stage has already, and settings besides its own."""
+        recipe = self.pipeline.settings.checkpoint
+        inputs = {"tokenized_shards": self.shards.fingerprint}
+        if self.incumbent:
+            inputs["incumbent"] = self.incumbent.model_fingerprint
+        return stage.extend(
+            settings=self.settings.content() | recipe.scoring() | more,
+            inputs=inputs,
+            libraries=self.libraries | package_of(recipe),
+        )
+
+    def spec(self, draft: Draft) -> EvaluationSpec:
+        """What the program is told, to measure into a draft.
+
+        Raises:
+            DamagedArtifact: a file of the shards or the incumbent has changed.
+        """
+        self.shards.verify()
+        incumbent = None
+        if self.incumbent:
+            url, weights = self.incumbent.model_url, self.incumbent.weights
+            card.verify_model(self.pipeline.record, url, weights=weights)
+            incumbent = ModelSource(path=url, fingerprint=weights)
+        # A training that diverged still gets a verdict: the evaluation records the fault, not
+        # figures.
+        fault = {"fault": self.candidate.stats.get("diverged")}
+        return EvaluationSpec(
+            base=model_source(self.base),
+            candidate=model_source(self.candidate).model_copy(update=fault),
+            incumbent=incumbent,
+            shards=self.shards.url,
+            shard_stats=ShardStats.model_validate(self.shards.stats),
+            exam=self.exam.url if self.exam else None,
+            output=draft.url,
+            cache=self.pipeline.store.cache,
+            settings=self.settings,
+            recipe=self.pipeline.settings.checkpoint,
+            split=self.split,
+            libraries=installed(self.libraries),
+            question=self.question,
+        )
+
+
+def challenge_to_measure(
+    models: Registry,
+    store: Store,
+    begin: Callable[..., Challenge],
+    identity_of: Callable[[Challenge], Identity],
+) -> Challenge:
+    """The candidate's challenge: the newest that it was measured for before, else a new one.
+
+    An evaluation that exists keeps the number of the look that it was judged at. A new one is one
+    more comparison, measured with the share of error that it will be judged with.
+
+    Args:
+        begin: opens a new challenge or, given an evaluation's fingerprint, as it was then.
+        identity_of: what the evaluation of a challenge is made from.
+    """
+    # Registers the base model, so the state is read afterwards.
+    challenge = begin()
+    state, candidate = models.state(), challenge.candidate.fingerprint
+    version = state.find_model(candidate)
+    judged_by = version.lineage.get("eval_metrics") if version else None
+    for evaluation in state.evaluations_of(candidate):
+        earlier = begin(evaluation)
+        identity = identity_of(earlier)
+        # One that was judged but is gone or damaged is measured again under its old number.
+        if identity.fingerprint == judged_by or store.find(identity):
+            challenge = earlier
+    return challenge
+
+
 def eval_view(artifact: Artifact) -> dict[str, Any]:
     """What people see of `eval_metrics`."""
     return metrics_view(artifact.stats) | answers_view(artifact) | samples_view(artifact)
@@ -215,17 +295,14 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
         cells = [
             card.number(roles[role]["value"]) if role in roles else "not measured" for role in ROLES
         ]
-        values.append((_spaced(name), *cells))
+        values.append((spaced(name), *cells))
         for role in ROLES:
             if (low := roles.get(role, UNMEASURED).get("low")) is not None:
                 bounds.append(
-                    (_spaced(name), role, card.number(low), card.number(roles[role]["high"]))
+                    (spaced(name), role, card.number(low), card.number(roles[role]["high"]))
                 )
     metric = Metric.model_validate(stats["metric"])
     held_out = metrics[f"held_out_{metric.name}"]
-    plotted = {
-        name: by_role.get("candidate", UNMEASURED)["value"] for name, by_role in metrics.items()
-    }
     before, after = (
         card.number(held_out.get(role, UNMEASURED)["value"]) for role in ("base", "candidate")
     )
@@ -241,10 +318,15 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
                 {role: tuple(map(figure.get, BOUNDS)) for role, figure in held_out.items()},
             ),
         }
-        | {name: value for name, value in plotted.items() if value is not None}
+        | {name: value for name, value in _of_candidate(metrics).items() if value is not None}
         | _confusion(stats)
         | _exam(stats)
     )
+
+
+def _of_candidate(metrics: Mapping[str, Mapping[str, Figure]]) -> Figure:
+    """Metric to the candidate's value; None where it is not finite or was not measured."""
+    return {name: roles.get("candidate", UNMEASURED)["value"] for name, roles in metrics.items()}
 
 
 def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,7 +371,7 @@ def _confusion(stats: Mapping[str, Any]) -> dict[str, Any]:
     return {"confusion_matrix": picture}
 
 
-def _spaced(name: str) -> str:
+def spaced(name: str) -> str:
     """A name that may be broken at its spaces, so that its table fits the page."""
     return name.replace("_", " ")
 
@@ -297,9 +379,7 @@ def _spaced(name: str) -> str:
 def figures_are_finite(eval_metrics: Artifact) -> dg.AssetCheckResult:
     """Every figure of the candidate's evaluation is a number."""
     metrics, faults = (eval_metrics.stats[name] for name in ("metrics", "faults"))
-    values = {
-        name: by_role.get("candidate", UNMEASURED)["value"] for name, by_role in metrics.items()
-    }
+    values = _of_candidate(metrics)
     missing = sorted(name for name, value in values.items() if value is None)
     description = (
         f"Not finite: {', '.join(missing)}" if missing else "All figures are finite numbers."
@@ -338,233 +418,32 @@ def eval_metrics(
     per byte, where lower is better. Models that predict text are also measured on everyday English,
     which shows what was forgotten. `samples` shows how base and candidate continue the same texts.
     """
-    settings = pipeline.settings.measured
+    settings = pipeline.settings
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
-    weights = quantized(pipeline.settings)
-    gate, models = pipeline.settings.model_version.gate, registry.open(pipeline)
+    models, weights = registry.open(pipeline), quantized(settings)
     begin = partial(open_challenge, pipeline, models, checkpoint, base_model, weights)
 
-    def asking(challenge: Challenge) -> Identity:
-        question = challenge.question(gate)
-        question_settings = {"question": question and question.model_dump()} | challenge.form
-        return identity.extend(
-            settings=settings.content()
-            | pipeline.settings.checkpoint.scoring()
-            | question_settings,
-            inputs={"tokenized_shards": shards.fingerprint}
-            | {"incumbent": challenge.incumbent.model_fingerprint},
-            libraries=settings.libraries
-            | package_of(pipeline.settings.checkpoint)
-            | (EXAM_LIBRARIES if exam else set())
-            | (SERVING_LIBRARIES if weights else set()),
+    def measurement_of(challenge: Challenge) -> Measurement:
+        return Measurement(
+            *(pipeline, checkpoint, base_model, shards, settings.measured),
+            incumbent=challenge.incumbent,
+            exam=exam,
+            question=challenge.question(settings.model_version.gate),
         )
 
-    challenge = begin()
-    # An evaluation that exists keeps the number of the look that it was judged at. A new one is one
-    # more comparison, measured with the share of error that it will be judged with.
-    state, candidate = models.state(), challenge.candidate.fingerprint
-    version = state.find_model(candidate)
-    judged_by = version.lineage.get("eval_metrics") if version else None
-    for evaluation in state.evaluations_of(candidate):
-        earlier = begin(evaluation)
-        earlier_identity = asking(earlier)
-        # One that was judged but is gone or damaged is measured again under its old number.
-        if earlier_identity.fingerprint == judged_by or pipeline.store.find(earlier_identity):
-            challenge = earlier
-    incumbent, question = challenge.incumbent, challenge.question(gate)
+    def identity_of(challenge: Challenge) -> Identity:
+        measurement = measurement_of(challenge)
+        question = measurement.question and measurement.question.model_dump()
+        decided = measurement.identity(identity, {"question": question} | challenge.form)
+        return decided.extend(libraries=SERVING_LIBRARIES) if weights else decided
+
+    challenge = challenge_to_measure(models, pipeline.store, begin, identity_of)
 
     def build(draft: Draft) -> None:
-        reference = ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights)
-        candidate_settings = settings.drawn_for(challenge.candidate.fingerprint)
-        spec = evaluation_spec(
-            pipeline, draft, checkpoint, shards, base_model, reference, candidate_settings
-        )
-        update: dict[str, Any] = {"question": question}
-        if exam:
-            libraries = spec.libraries | installed(EXAM_LIBRARIES)
-            update |= {"exam": exam.url, "libraries": libraries}
-        spec = spec.model_copy(update=update)
+        measurement = measurement_of(challenge)
+        drawn = settings.measured.drawn_for(challenge.candidate.fingerprint)
+        spec = replace(measurement, settings=drawn).spec(draft)
         draft.stats |= training.evaluate(context, spec)
-        draft.stats |= measure_as_served(pipeline.settings, spec, context.log.info)
+        draft.stats |= measure_as_served(settings, spec, context.log.info)
 
-    return BuildPlan(asking(challenge), build)
-
-
-def evaluation_spec(
-    pipeline: PipelineResource,
-    draft: Draft,
-    candidate: Artifact,
-    shards: Artifact,
-    base: Artifact,
-    incumbent: ModelSource | None,
-    settings: EvaluationSettings,
-) -> EvaluationSpec:
-    """What measures a checkpoint, its base and an incumbent into a draft.
-
-    Raises:
-        DamagedArtifact: a file of the shards or the incumbent has changed.
-    """
-    shards.verify()
-    if incumbent is not None:
-        card.verify_model(pipeline.record, str(incumbent.path), weights=incumbent.fingerprint)
-    # A training that diverged still gets a verdict: the evaluation records the fault, not figures.
-    fault = {"fault": candidate.stats.get("diverged")}
-    return EvaluationSpec(
-        base=model_source(base),
-        candidate=model_source(candidate).model_copy(update=fault),
-        incumbent=incumbent,
-        shards=shards.url,
-        shard_stats=ShardStats.model_validate(shards.stats),
-        output=draft.url,
-        cache=pipeline.store.cache,
-        settings=settings,
-        recipe=pipeline.settings.checkpoint,
-        libraries=installed(settings.libraries),
-    )
-
-
-def verdict_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of a `model_version`."""
-    verdict = read_verdict(artifact)
-    evaluation = artifact.store.load("eval_metrics", artifact.manifest.inputs["eval_metrics"])
-    comparisons = verdict.comparisons
-    rows = [
-        (
-            f"{_spaced(c.task)} against {c.reference}",
-            c.difference,
-            f"{card.number(c.low)} to {card.number(c.high)}" if c.low is not None else "unbounded",
-            f"{100 * (1 - 2 * c.level):.6g}%",
-            f"{c.clusters:,} {'facts' if c.task == CLOSED_BOOK else 'independent documents'}",
-        )
-        for c in comparisons
-    ]
-    heads = ["comparison", "difference", "interval", "confidence", "measured on"]
-    return {
-        "summary": "promoted" if verdict.promoted else "rejected",
-        "promoted": verdict.promoted,
-        "reasons": verdict.summary,
-        "earlier_comparisons_without_promotion": verdict.look - 1,
-        "comparisons": table(heads, rows),
-        "differences": figures.intervals(
-            "Candidate minus reference",
-            _units(comparisons),
-            {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in comparisons},
-        ),
-    } | samples_view(evaluation)
-
-
-def _units(comparisons: list[Comparison]) -> str:
-    """The unit of the compared figures, and which way is better."""
-    better = {(c.unit, "above" if c.higher_is_better else "below") for c in comparisons}
-    return ", ".join(f"{unit} ({side} zero is better)" for unit, side in sorted(better))
-
-
-def read_verdict(model_version: Artifact) -> Verdict:
-    return Verdict.model_validate_json((model_version.path / VERDICT_NAME).read_text())
-
-
-def version_page(
-    state: RegistryState, version: ModelVersion, verdict: Artifact, cost_per_hour: float | None
-) -> str:
-    """A page about a version that was just judged, from what the UI shows of its stages."""
-    store, inputs = verdict.store, verdict.manifest.inputs
-    evaluation = store.load("eval_metrics", inputs["eval_metrics"])
-    candidate = store.load("checkpoint", evaluation.manifest.inputs["checkpoint"])
-    training = checkpoint_view(candidate) | card.training_cost(candidate.stats, cost_per_hour)
-    view = eval_view(evaluation) | answers_view(evaluation, most=None)
-    exam = {name: view[name] for name in EXAM_FIGURES if name in view}
-    gate = verdict_view(verdict) if read_verdict(verdict).comparisons else {}
-    sections = {
-        "What it knows": exam,
-        "The gate": {name: value for name, value in gate.items() if name in GATE_FIGURES},
-        "What it writes": {name: value for name, value in view.items() if name == "samples"},
-        "Training": {name: value for name, value in training.items() if name not in PLACES},
-    }
-    title, now = f"Version {version.version}", datetime.now(UTC)
-    as_of = f"- As of {now:%Y-%m-%d %H:%M} UTC; later decisions are not shown on this page"
-    head = card.render_card(state, version).replace(card.PAGE_LINE, as_of)
-    drawn_sections = {heading: draw(section, store.cache) for heading, section in sections.items()}
-    return render_page(title, head, drawn_sections, explain(store, state, version))
-
-
-def candidate_is_promoted(model_version: Artifact) -> dg.AssetCheckResult:
-    """Shows the gate's verdict and blocks nothing: `endpoint` serves the wanted version."""
-    verdict = read_verdict(model_version)
-    differences = {
-        f"{comparison.task}_minus_{comparison.reference}": comparison.difference
-        for comparison in verdict.comparisons
-        if math.isfinite(comparison.difference)
-    }
-    return dg.AssetCheckResult(
-        passed=verdict.promoted,
-        severity=dg.AssetCheckSeverity.WARN,
-        description=" ".join(model_version.stats["reasons"]),
-        metadata=readable(differences),
-    )
-
-
-@stage(
-    code_version=GATE_CODE_VERSION,
-    group=GROUP,
-    kinds={"python"},
-    pool="registry",
-    view=verdict_view,
-    checks=[candidate_is_promoted],
-)
-def model_version(
-    pipeline: PipelineResource,
-    registry: RegistryResource,
-    identity: Identity,
-    settings: ModelVersionSettings,
-    eval_metrics: Artifact,
-) -> BuildPlan:
-    """The candidate registered, with its evaluation and the gate's verdict.
-
-    The gate promotes a candidate that is better than the wanted version by more than chance and
-    meets its other conditions; `reasons` says what it found. `llm-assets approve` and
-    `llm-assets reject` overrule it.
-    """
-    manifest = eval_metrics.manifest
-    candidate, base = (
-        pipeline.store.load(kind, manifest.inputs[kind], needed_by="model_version")
-        for kind in ("checkpoint", "base_model")
-    )
-    models = registry.open(pipeline)
-    weights, stats = manifest.settings.get("served_weights"), manifest.stats
-    challenge = open_challenge(
-        pipeline, models, candidate, base, weights, stats["evaluation_fingerprint"]
-    )
-
-    def build(draft: Draft) -> None:
-        candidate.verify()
-        verdict = challenge.judge(eval_metrics, settings.gate)
-        (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
-        draft.stats["promoted"] = verdict.promoted
-        draft.stats["reasons"] = verdict.lines
-
-    def register(artifact: Artifact) -> dict[str, Any]:
-        license = settings.license or base.stats["license"]
-        verdict = read_verdict(artifact)
-        # In every run, not only the one that built the verdict, which may have been killed before
-        # this.
-        version = models.enter(candidate_entry(candidate, eval_metrics, license), verdict)
-        place = card.page_path(pipeline.settings.name, version.version)
-        price = pipeline.settings.automation.cost_per_hour
-        state = models.state()
-        page = version_page(state, version, artifact, price)
-        pipeline.store.write_bytes(place, page.encode())
-        cost = {} if version.dollars is None else {"version_cost": card.describe_cost(version)}
-        return {
-            "summary": f"version {version.version} {card.describe_outcome(state, verdict)}",
-            "version": version.version,
-            "trained_on": card.describe_coverage(version),
-            "page": link(f"{pipeline.store.root}/{place}", OBJECTS),
-            **cost,
-        }
-
-    # The number of the look is part of the identity: the same scores may get another verdict later.
-    identity = identity.extend(
-        settings=settings.content() | challenge.asked(),
-        inputs={"incumbent": challenge.incumbent.model_fingerprint},
-    )
-    return BuildPlan(identity, build, finish=register)
+    return BuildPlan(identity_of(challenge), build)

@@ -5,8 +5,8 @@ from typing import Any
 import dagster as dg
 
 from artifacts.store.store import Artifact
-from llm_assets.assets.evaluation import read_verdict
 from llm_assets.assets.stage import readable, stage
+from llm_assets.assets.verdict import read_verdict
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
 from llm_assets.pipeline import PipelineResource

@@ -33,7 +33,7 @@ from artifacts.store.identity import Identity, hash_json
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
-from llm_assets.assets.evaluation import evaluation_spec
+from llm_assets.assets.evaluation import Measurement
 from llm_assets.assets.exam import exam
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import (
@@ -59,9 +59,7 @@ from recipes.evaluation.settings import (
     SCORES_NAME,
     GenerationSettings,
     Metric,
-    ModelSource,
 )
-from recipes.settings import package_of
 
 SECTIONS = ("raw_corpus", "clean_corpus", "study", "tokenized_shards", "base_model", "checkpoint")
 """Sections that decide what a model is; the others say how it is measured and served."""
@@ -156,7 +154,7 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
     return trials
 
 
-SPLIT = "validation"
+SPLIT: Literal["validation"] = "validation"
 """Whoever picks the best of several models picks chance along with it. On held-out text that would
 use up the gate's promise; validation text is there to choose by."""
 CONFIDENCE = 0.95
@@ -312,26 +310,20 @@ def trial_metrics(
     """The trial's model, its base and the wanted version, measured on validation text."""
     # Only the deciding metric: no samples, no tasks.
     only_metric = {"generation": GenerationSettings(samples=0), "tasks": ()}
-    settings = pipeline.settings.measured.model_copy(update=only_metric)
-    shards = pipeline.record.current("tokenized_shards")
-    inputs = {"tokenized_shards": shards.fingerprint}
-    wanted = registry.open(pipeline).find("wanted")
-    incumbent = None
-    if wanted is not None:
-        inputs["incumbent"] = wanted.model_fingerprint
-        incumbent = ModelSource(path=wanted.model_url, fingerprint=wanted.weights)
+    measurement = Measurement(
+        pipeline,
+        checkpoint,
+        base_model,
+        shards=pipeline.record.current("tokenized_shards"),
+        settings=pipeline.settings.measured.model_copy(update=only_metric),
+        incumbent=registry.open(pipeline).find("wanted"),
+        split=SPLIT,
+    )
 
     def build(draft: Draft) -> None:
-        spec = evaluation_spec(pipeline, draft, checkpoint, shards, base_model, incumbent, settings)
-        draft.stats |= training.evaluate(context, spec.model_copy(update={"split": SPLIT}))
+        draft.stats |= training.evaluate(context, measurement.spec(draft))
 
-    scoring = pipeline.settings.checkpoint.scoring()
-    identity = identity.extend(
-        settings=settings.content() | scoring | {"split": SPLIT},
-        inputs=inputs,
-        libraries=settings.libraries | package_of(pipeline.settings.checkpoint),
-    )
-    return BuildPlan(identity, build)
+    return BuildPlan(measurement.identity(identity, {"split": SPLIT}), build)
 
 
 STAGES_OF_TEXT = (raw_corpus, clean_corpus, exam, study, tokenized_shards)

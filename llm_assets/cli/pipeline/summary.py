@@ -15,8 +15,9 @@ from artifacts.errors import shown
 from artifacts.progress import format_duration
 from artifacts.shards.format import SPLITS
 from artifacts.store.store import Artifact
-from llm_assets.assets.evaluation import UNMEASURED, read_samples, read_verdict
+from llm_assets.assets.evaluation import UNMEASURED, read_samples
 from llm_assets.assets.figures import loss_line
+from llm_assets.assets.verdict import read_verdict
 from llm_assets.cli.session import Session
 from llm_assets.config import PipelineSettings, command
 from llm_assets.exam.questions import exam_shares

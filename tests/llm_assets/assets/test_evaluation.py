@@ -12,16 +12,14 @@ import pyarrow.parquet as pq
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets.evaluation import (
-    VERDICT_NAME,
     Challenge,
     candidate_entry,
     figures_are_finite,
     metrics_view,
     open_challenge,
-    read_verdict,
     samples_view,
-    verdict_view,
 )
+from llm_assets.assets.verdict import VERDICT_NAME, read_verdict, verdict_view
 from llm_assets.config import PipelineSettings
 from llm_assets.gate.verdict import Comparison, Outcome
 from llm_assets.registry.base import LocalRegistry
@@ -182,18 +180,20 @@ class Procedures:
 
 
 def test_how_the_exam_asks_is_part_of_the_procedure(tmp_path: Path) -> None:
-    procedures, forms = Procedures(tmp_path), tmp_path / "forms.yaml"
-    for name in ("facts.csv", "forms.yaml"):
-        (tmp_path / name).write_text("before")
-    exam = {"facts": str(tmp_path / "facts.csv"), "forms": str(forms)}
+    procedures = Procedures(tmp_path)
+    files = {name: tmp_path / name for name in ("facts", "placebo", "forms")}
+    exam = {name: str(path) for name, path in files.items()}
+    for path in files.values():
+        path.write_text("before")
 
     def chosen() -> str:
         return procedures.chosen(exam=exam, model_version={"gate": {"metric": "exam"}})
 
     before = chosen()
-    (tmp_path / "facts.csv").write_text("after")
+    for name in ("facts", "placebo"):
+        files[name].write_text("after")
     assert chosen() == before, "facts arrive as text does"
-    forms.write_text("after")
+    files["forms"].write_text("after")
     assert chosen() != before
 
 

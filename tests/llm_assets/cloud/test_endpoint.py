@@ -14,9 +14,9 @@ from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
-from llm_assets.assets.evaluation import VERDICT_NAME
 from llm_assets.assets.serving import endpoint
 from llm_assets.assets.stage import IO_MANAGER
+from llm_assets.assets.verdict import VERDICT_NAME
 from llm_assets.cli.main import commands
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
