@@ -208,16 +208,3 @@ def test_an_exam_that_would_say_nothing_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         take(**changes)
-
-
-def test_how_an_exam_asks_is_a_choice_and_its_facts_arrive(tmp_path: Path) -> None:
-    paths = {name: tmp_path / name for name in ("facts", "forms", "placebo")}
-    for path in paths.values():
-        path.write_text("before")
-    settings = ExamSettings.model_validate({name: str(path) for name, path in paths.items()})
-    before, content = settings.chosen(), settings.content()
-    for name in ("facts", "placebo"):
-        paths[name].write_text("after")
-    assert settings.chosen() == before and settings.content() != content
-    paths["forms"].write_text("after")
-    assert settings.chosen() != before

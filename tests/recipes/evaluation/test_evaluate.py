@@ -24,7 +24,7 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardSet, list_documents
 from recipes.device import Device
-from recipes.evaluation.documents import TokenizedDocument, general_texts, take
+from recipes.evaluation.documents import TokenizedDocument, take
 from recipes.evaluation.measure import evaluate, read_data, scores_key
 from recipes.evaluation.results import Data
 from recipes.evaluation.settings import BITS_PER_BYTE, GateQuestion, GenerationSettings, ModelSource
@@ -211,12 +211,6 @@ def test_smaller_limit_takes_a_subset(sizes: list[int], limits: tuple[int, int])
     few, many = (take(documents, limit, seed=0) for limit in sorted(limits))
     assert many[: len(few)] == few
     assert sum(d.bytes for d in few) >= min(min(limits), sum(sizes))
-
-
-def test_general_text_is_prose_of_a_fair_size() -> None:
-    texts = general_texts()
-    assert 40_000 < sum(len(text.encode()) for text in texts) < 200_000
-    assert len(texts) > 50
 
 
 @pytest.mark.fault(

@@ -52,6 +52,12 @@ def tokenizer(base_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(base_model)
 
 
+@pytest.fixture(scope="module")
+def peer(model: Any, tokenizer: Any) -> HFLM:
+    """lm-eval's own backend."""
+    return HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
+
+
 @pytest.fixture
 def questions() -> list[dict[str, Any]]:
     """How texts of different lengths go on, among three choices."""
@@ -92,10 +98,10 @@ def test_scores_are_lm_evals_own(
     tmp_path: Path,
     model: Any,
     tokenizer: Any,
+    peer: HFLM,
     batch_tokens: int,
 ) -> None:
     ours = SharedContextLM(model, tokenizer, batch_tokens)
-    peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
     requests = requests_of(questions)
     # One context that only fits when cut from the left, as lm-eval cuts it.
     long = "The valve opens. " * 60
@@ -132,7 +138,7 @@ def test_log_likelihoods_of_a_bfloat16_model_are_summed_in_float32(
 
 
 def test_questions_without_a_text_of_their_own_are_read_in_rows_of_bounded_length(
-    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    model: Any, tokenizer: Any, peer: HFLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in tasks that compare whole sentences: one context, that of nothing, for all of them."""
     texts = [f"Valve {number} opens {how}." for number in range(40) for how in ("now", "at night")]
@@ -145,7 +151,6 @@ def test_questions_without_a_text_of_their_own_are_read_in_rows_of_bounded_lengt
         return score(self, batch)
 
     monkeypatch.setattr(SharedContextLM, "_score", spy)
-    peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
     assert_alike(SharedContextLM(model, tokenizer, 64), peer, requests)
     assert len(rows) > 4 and max(rows) <= 64
 
