@@ -155,7 +155,7 @@ class _Change:
                     child.wait(STOP_SECONDS)
                     raise UserError(failure)
                 still = f" Version {current.routes[0].version} still is." if current.routes else ""
-                raise RolloutFailed(f"{failure}.{still}")
+                raise RolloutFailed(f"{failure.rstrip('.')}.{still}")
             # Where it is just starting, nothing else could serve sooner.
             if child is None and not self.still_wanted():
                 raise NoLongerWanted
@@ -185,10 +185,14 @@ def stop(state_folder: Path) -> bool:
     From then on none is started until somebody asks for one, even where none was running.
     """
     running, stopped = status(state_folder), StateFolder(state_folder).stopped_path
-    make_private(stopped.parent)
-    stopped.touch()
-    if running is not None:
-        _end(running)
+    try:
+        # First of all, so that automation does not start it again meanwhile.
+        make_private(stopped.parent)
+        stopped.touch()
+    finally:
+        # Also where the disk is full or read-only, which is told then.
+        if running is not None:
+            _end(running)
     return running is not None
 
 

@@ -163,6 +163,25 @@ def test_an_endpoint_that_is_stopped_before_it_shows_a_sign_of_life_is_not_left_
     assert process.status(tmp_path) is None and StateFolder(tmp_path).stopped_path.exists()
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "stopped on a disk that became read-only",
+    sees="that nothing can be written",
+    then="its processes have ended",
+)
+def test_an_endpoint_is_stopped_though_its_disk_takes_nothing(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with served(tmp_path, tiny_model_folder) as client, monkeypatch.context() as broken:
+        broken.setattr(Path, "touch", refuse)
+        with pytest.raises(OSError, match="Read-only"):
+            process.stop(tmp_path)
+        assert process_started(client.pid) is None
+
+
 def test_an_address_that_cannot_be_had_does_not_cost_the_endpoint_that_runs(
     tmp_path: Path, tiny_model_folder: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
