@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,6 +103,16 @@ def generate_request(**fields: Any) -> GenerateRequest:
     return GenerateRequest(
         **{"max_tokens": 1, "max_prompt_tokens": 64, "temperature": 0, "top_p": 1} | fields
     )
+
+
+def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that awaits something, as pytest calls tests."""
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
 
 
 async def chunks_of(model: AnyModel, request: GenerateRequest) -> list[Chunk]:

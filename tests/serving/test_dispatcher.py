@@ -1,4 +1,4 @@
-"""What a rollout is told of requests to two versions, with an engine of each."""
+"""What a rollout, and Prometheus, is told of requests to two versions, with an engine of each."""
 
 import asyncio
 import json
@@ -13,14 +13,14 @@ from starlette.types import Message
 
 from serving.api import dispatcher as dispatching
 from serving.api.app import build_app
-from serving.api.dispatcher import Dispatcher, Route, Stream
+from serving.api.dispatcher import Dispatcher, Metrics, Route, Stream
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import GenerateRequest
 from serving.errors import ServingError
 from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
-from serving.state import Desired
+from serving.state import Desired, RouteStatus
 from tests.faults import stopped
 from tests.serving.conftest import SETTINGS
 from tests.tiny import change_config
@@ -251,3 +251,20 @@ def test_a_stream_that_breaks_off_counts_as_failed_whether_its_client_reads_or_n
     ]
     assert 'status="504"' in line and line.endswith(" 1.0")
     assert (b"after 3 s" in sent) == reads
+
+
+def test_metrics_have_one_line_for_a_version_and_none_for_one_that_is_gone() -> None:
+    common = {"fingerprint": "", "engine_pid": None}
+    engines = [
+        RouteStatus(version="7", ready=True, share=0.9, restarts=1, **common),
+        RouteStatus(version="7", ready=False, share=0.1, restarts=0, **common),
+        RouteStatus(version="8", ready=True, share=0.0, restarts=0, **common),
+    ]
+    metrics = Metrics()
+    text = metrics.render(engines)
+    assert text.count('serving_engine_ready{version="7"}') == 1
+    assert 'serving_engine_ready{version="7"} 1' in text
+    assert 'serving_traffic_share{version="7"} 1' in text
+    assert 'serving_engine_restarts_total{version="7"} 1' in text
+    assert 'serving_traffic_share{version="8"} 0' in text
+    assert 'version="7"' not in metrics.render([])

@@ -22,7 +22,7 @@ from serving.rollout import CanaryFailed
 from serving.settings import OpenAIEngine
 from serving.state import Desired
 from serving.traffic import EngineTraffic, probe
-from tests.serving.conftest import SETTINGS
+from tests.serving.conftest import SETTINGS, in_event_loop
 from tests.waiting import WAIT_SECONDS, wait_until
 
 SERVER = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
@@ -57,7 +57,8 @@ async def replaced(engine: EngineProcess, before: psutil.Process) -> None:
     await probe(engine, SETTINGS)
 
 
-def test_engine_that_writes_is_alive_whatever_its_health_check_says(
+@in_event_loop
+async def test_engine_that_writes_is_alive_whatever_its_health_check_says(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.01)
@@ -69,79 +70,67 @@ def test_engine_that_writes_is_alive_whatever_its_health_check_says(
         given_up.clear()
         raise TimeoutError
 
-    async def write_during_two_checks_and_no_more() -> None:
-        async with started(tiny_model_folder, tmp_path) as engine:
-            pid = engine.pid
-            monkeypatch.setattr(Channel, "check", answer_no_check)
-            for _ in range(2):
-                await asked.wait()
-                assert [chunk async for chunk in engine.generate(REQUEST)]
-                asked.clear()
+    async with started(tiny_model_folder, tmp_path) as engine:
+        pid = engine.pid
+        monkeypatch.setattr(Channel, "check", answer_no_check)
+        for _ in range(2):
+            await asked.wait()
+            assert [chunk async for chunk in engine.generate(REQUEST)]
+            asked.clear()
+            given_up.set()
+        assert (engine.pid, engine.restarts) == (pid, 0)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while engine.pid == pid:
                 given_up.set()
-            assert (engine.pid, engine.restarts) == (pid, 0)
-            async with asyncio.timeout(WAIT_SECONDS):
-                while engine.pid == pid:
-                    given_up.set()
-                    await asyncio.sleep(0.01)
-
-    asyncio.run(write_during_two_checks_and_no_more())
+                await asyncio.sleep(0.01)
 
 
-def test_engine_killed_while_its_health_is_checked_is_started_again(
+@in_event_loop
+async def test_engine_killed_while_its_health_is_checked_is_started_again(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.1)
-
-    async def kill_in_a_check() -> None:
-        async with started(tiny_model_folder, tmp_path) as engine:
-            process = psutil.Process(engine.pid)
-            # A suspended engine leaves the check without an answer until it is killed.
-            process.suspend()
-            await asyncio.sleep(0.5)
-            process.kill()
-            await replaced(engine, process)
-            assert engine.restarts == 1
-
-    asyncio.run(kill_in_a_check())
+    async with started(tiny_model_folder, tmp_path) as engine:
+        process = psutil.Process(engine.pid)
+        # A suspended engine leaves the check without an answer until it is killed.
+        process.suspend()
+        await asyncio.sleep(0.5)
+        process.kill()
+        await replaced(engine, process)
+        assert engine.restarts == 1
 
 
 @pytest.mark.fault("endpoint", "engine hangs", sees="a pause", then="the engine is replaced")
-def test_engine_that_stands_still_for_good_is_replaced(
+@in_event_loop
+async def test_engine_that_stands_still_for_good_is_replaced(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose threads wait for each other, for which it makes no difference to be told on."""
     monkeypatch.setattr(engine_process, "CONTINUE_SECONDS", 1_000)
-
-    async def stop_for_good() -> None:
-        async with started(tiny_model_folder, tmp_path, engine_timeout=3.0) as engine:
-            still = psutil.Process(engine.pid)
-            still.suspend()
-            answer = asyncio.create_task(anext(engine.generate(REQUEST)))
-            await replaced(engine, still)
-            with pytest.raises(
-                EngineLost, match=r"not answer for 3 s \(`endpoint.engine_timeout`\)"
-            ):
-                await answer
-        assert not still.is_running()
-
-    asyncio.run(stop_for_good())
+    async with started(tiny_model_folder, tmp_path, engine_timeout=3.0) as engine:
+        still = psutil.Process(engine.pid)
+        still.suspend()
+        answer = asyncio.create_task(anext(engine.generate(REQUEST)))
+        await replaced(engine, still)
+        with pytest.raises(EngineLost, match=r"not answer for 3 s \(`endpoint.engine_timeout`\)"):
+            await answer
+    assert not still.is_running()
 
 
-def test_engine_whose_server_and_log_are_gone_is_started_again(
+@in_event_loop
+async def test_engine_whose_server_and_log_are_gone_is_started_again(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    async def end_server() -> None:
-        async with started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=SERVER)) as one:
-            (tmp_path / "engine.log").unlink()
-            engine = psutil.Process(one.pid)
-            (server,) = engine.children()
-            server.kill()
-            await replaced(one, engine)
-
-    asyncio.run(end_server())
+    async with started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=SERVER)) as one:
+        (tmp_path / "engine.log").unlink()
+        engine = psutil.Process(one.pid)
+        (server,) = engine.children()
+        server.kill()
+        await replaced(one, engine)
 
 
-def test_the_log_of_a_server_that_says_much_has_a_bounded_size(
+@in_event_loop
+async def test_the_log_of_a_server_that_says_much_has_a_bounded_size(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "MAX_BYTES", 2_000)
@@ -153,19 +142,16 @@ def test_the_log_of_a_server_that_says_much_has_a_bounded_size(
         """(while sleep 0.01; do echo one of many lines; done) &
         exec SERVER $1""",
     )
-
-    async def grow_full_twice() -> None:
-        async with started(tiny_model_folder, tmp_path, engine=engine), asyncio.timeout(60):
-            for _ in range(2):
-                while not full.exists() or log_path.stat().st_size >= logs.MAX_BYTES:
-                    await asyncio.sleep(0.01)
-                assert "one of many lines" in full.read_text()
-                full.unlink()
-
-    asyncio.run(grow_full_twice())
+    async with started(tiny_model_folder, tmp_path, engine=engine), asyncio.timeout(60):
+        for _ in range(2):
+            while not full.exists() or log_path.stat().st_size >= logs.MAX_BYTES:
+                await asyncio.sleep(0.01)
+            assert "one of many lines" in full.read_text()
+            full.unlink()
 
 
-def test_a_dead_server_whose_process_lives_is_replaced_while_clients_ask(
+@in_event_loop
+async def test_a_dead_server_whose_process_lives_is_replaced_while_clients_ask(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     """Each request ends with an error, which is no sign of life."""
@@ -175,19 +161,16 @@ def test_a_dead_server_whose_process_lives_is_replaced_while_clients_ask(
         echo $! > {tmp_path}/server
         exec sleep 1000""",
     )
-
-    async def kill_server() -> None:
-        async with started(tiny_model_folder, tmp_path, engine=engine, engine_timeout=3.0) as one:
-            before = psutil.Process(one.pid)
-            asking = asyncio.create_task(ask_again_and_again(one))
-            os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
-            await replaced(one, before)
-            asking.cancel()
-
-    asyncio.run(kill_server())
+    async with started(tiny_model_folder, tmp_path, engine=engine, engine_timeout=3.0) as one:
+        before = psutil.Process(one.pid)
+        asking = asyncio.create_task(ask_again_and_again(one))
+        os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
+        await replaced(one, before)
+        asking.cancel()
 
 
-def test_what_a_server_leaves_behind_keeps_no_engine_ready(
+@in_event_loop
+async def test_what_a_server_leaves_behind_keeps_no_engine_ready(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     """Its program goes on for as long as that takes to end, and takes no request meanwhile."""
@@ -196,19 +179,15 @@ def test_what_a_server_leaves_behind_keeps_no_engine_ready(
         """sh -c 'trap "sleep 4; exit" TERM; while :; do sleep 0.1; done' &
         exec SERVER $1""",
     )
-
-    async def kill_server() -> None:
-        async with started(tiny_model_folder, tmp_path, engine=engine) as one:
-            program = psutil.Process(one.pid)
-            (server,) = (each for each in program.children() if SERVER[2] in each.cmdline())
-            server.kill()
-            async with asyncio.timeout(WAIT_SECONDS):
-                while one.ready.is_set():
-                    await asyncio.sleep(0.05)
-            assert program.is_running(), "what was left behind has not ended"
-            await replaced(one, program)
-
-    asyncio.run(kill_server())
+    async with started(tiny_model_folder, tmp_path, engine=engine) as one:
+        program = psutil.Process(one.pid)
+        (server,) = (each for each in program.children() if SERVER[2] in each.cmdline())
+        server.kill()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while one.ready.is_set():
+                await asyncio.sleep(0.05)
+        assert program.is_running(), "what was left behind has not ended"
+        await replaced(one, program)
 
 
 async def ask_again_and_again(engine: EngineProcess) -> None:
@@ -218,26 +197,22 @@ async def ask_again_and_again(engine: EngineProcess) -> None:
         await asyncio.sleep(0.1)
 
 
-def test_a_server_that_stands_still_is_replaced_by_the_setting_of_now(
+@in_event_loop
+async def test_a_server_that_stands_still_is_replaced_by_the_setting_of_now(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    async def stop_server() -> None:
-        engine = OpenAIEngine(command=SERVER)
-        async with started(
-            tiny_model_folder, tmp_path, engine=engine, engine_timeout=1_000.0
-        ) as one:
-            settings = one.desired.settings.model_copy(update={"engine_timeout": 3.0})
-            one.desired = one.desired.model_copy(update={"settings": settings})
-            before = psutil.Process(one.pid)
-            (server,) = before.children()
-            server.suspend()
-            asking = asyncio.create_task(ask_again_and_again(one))
-            await replaced(one, before)
-            asking.cancel()
-        # Whoever takes in orphans may leave them as zombies.
-        wait_until(lambda: process_started(server.pid) is None)
-
-    asyncio.run(stop_server())
+    engine = OpenAIEngine(command=SERVER)
+    async with started(tiny_model_folder, tmp_path, engine=engine, engine_timeout=1_000.0) as one:
+        settings = one.desired.settings.model_copy(update={"engine_timeout": 3.0})
+        one.desired = one.desired.model_copy(update={"settings": settings})
+        before = psutil.Process(one.pid)
+        (server,) = before.children()
+        server.suspend()
+        asking = asyncio.create_task(ask_again_and_again(one))
+        await replaced(one, before)
+        asking.cancel()
+    # Whoever takes in orphans may leave them as zombies.
+    wait_until(lambda: process_started(server.pid) is None)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""OpenVINO beside signals, and on another processor than this one."""
+"""OpenVINO beside signals, and on another processor than this one; it tells nobody what it does."""
 
 import os
 import subprocess
@@ -117,3 +117,31 @@ def test_what_a_processor_does_decides_the_arithmetic_and_not_who_made_it(
     assert (chosen["INFERENCE_NUM_THREADS"], chosen["KV_CACHE_PRECISION"]) == (1, "f16")
     found = score_tokens(open_pipeline(converted, "bf16", 512), tokens)
     assert found[1:] == pytest.approx(exact[1:], abs=0.05)
+
+
+IMPORT_THE_ENGINE = """
+import sys
+
+REACHES_OUT = ("socket.connect", "socket.getaddrinfo", "os.fork", "subprocess.Popen")
+
+def refuse(event, arguments):
+    if event in REACHES_OUT:
+        sys.stderr.write(f"{event} {arguments}\\n")
+
+sys.addaudithook(refuse)
+import serving.engine.conversion
+import serving.engine.openvino_model
+import serving.engine.program
+import nncf
+from concurrent.futures import thread
+thread._python_exit()
+"""
+
+
+def test_importing_the_engine_asks_no_host_and_starts_no_process() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORT_THE_ENGINE], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "socket." not in ended.stderr and "os.fork" not in ended.stderr, ended.stderr
+    assert "subprocess.Popen" not in ended.stderr, ended.stderr

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -292,6 +292,49 @@ def test_a_request_may_ask_to_write_past_the_models_end(
     ends, goes_on = (answer(model, ask(ignore_eos=asked)) for asked in (False, True))
     assert (ends.completion_tokens, ends.finish_reason) == (1, "stop")
     assert (goes_on.completion_tokens, goes_on.finish_reason) == (12, "length")
+
+
+HOT, COLD = {"temperature": 1.5, "ignore_eos": True}, {"ignore_eos": True}
+
+
+@pytest.fixture
+def texts(tiny_model_folder: Path, loaded: Loader) -> Callable[..., list[str]]:
+    """What transformers writes for requests that wait together, each of twelve tokens or fewer."""
+
+    def write(*fields: dict[str, Any]) -> list[str]:
+        requests = [ask(**given) for given in fields]
+        answers = generate(loaded(tiny_model_folder, "transformers"), *requests)
+        assert [one.completion_tokens for one in answers] == [one.max_tokens for one in requests]
+        return [one.text for one in answers]
+
+    return write
+
+
+def test_the_likeliest_token_is_taken_beside_requests_with_a_temperature(
+    texts: Callable[..., list[str]],
+) -> None:
+    (alone,) = texts(COLD)
+    beside = texts(HOT, COLD, HOT, COLD | {"max_tokens": 3}, HOT)
+    assert beside[1] == alone and alone.startswith(beside[3])
+    assert len(set(beside[::2])) == 3
+
+
+def test_of_the_likely_tokens_alone_is_drawn(texts: Callable[..., list[str]]) -> None:
+    assert len(set(texts(HOT | {"top_p": 1e-6}, COLD))) == 1
+
+
+def test_a_seed_draws_the_same_whatever_stands_beside_it_and_only_for_its_request(
+    texts: Callable[..., list[str]],
+) -> None:
+    seeded, other = HOT | {"seed": 5}, HOT | {"seed": 6}
+    (alone,) = texts(seeded)
+    assert texts(HOT, seeded, other)[1] == alone
+    assert texts(other)[0] != alone
+    drawn = set()
+    for _ in range(3):
+        texts(seeded)
+        drawn |= {*texts(HOT)}
+    assert len(drawn) > 1, "what has no seed follows from no other request's"
 
 
 @pytest.mark.parametrize("engine", ["openvino", "transformers", "sequence to sequence"])
