@@ -19,7 +19,7 @@ from types import FrameType
 from artifacts.errors import UserError
 from artifacts.program.lifetime import Child, use_own_temporary_folder
 from serving.logs import log, log_to
-from serving.settings import bearer_token, listen
+from serving.settings import listen
 from serving.state import STEADY_SECONDS, StateFolder, restart_pause
 
 CANNOT_SERVE = 3
@@ -134,7 +134,6 @@ def main() -> int:
         desired = state.desired.read()
         if desired is None:
             raise UserError(f"{state.folder} does not say what to serve: it has no desired.json.")
-        bearer_token(desired.settings)
         with listen(desired.settings.host, desired.settings.port) as listener:
             return Supervisor(state, listener).run()
     except UserError as error:

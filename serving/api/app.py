@@ -7,6 +7,7 @@ body, admits it, and has the dispatcher answer.
 import asyncio
 import hmac
 import json
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
@@ -344,11 +345,15 @@ def check_origin(request: Request, settings: EndpointSettings) -> None:
     if origin not in ("", f"http://{host}", *settings.allowed_origins):
         text = f"The origin {origin!r} is not in `endpoint.allowed_origins`."
         raise ServingError(403, text, "forbidden_origin")
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    is_known = name.strip("[]").lower() in (*LOOPBACK, *map(str.lower, settings.allowed_hosts))
+    is_known = _host_name(host) in (*LOOPBACK, *map(_host_name, settings.allowed_hosts))
     if settings.host in LOOPBACK and not is_known:
         text = "The Host is neither loopback nor in `endpoint.allowed_hosts`."
         raise ServingError(421, text, "unknown_host")
+
+
+def _host_name(host: str) -> str:
+    """A Host, or one of `endpoint.allowed_hosts`, without the port that some write beside it."""
+    return re.sub(r"^([^:]*|\[.*\]):\d*$", r"\1", host).strip("[]").lower()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

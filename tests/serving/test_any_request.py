@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from starlette.requests import Request
 
+from serving.api.app import check_origin
 from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest, parse
 from serving.errors import ServingError
 from serving.settings import EndpointSettings
@@ -242,6 +244,22 @@ def test_a_fault_is_told_once_and_in_words_of_json(
     assert error["message"] == told
     # Of fields together no one is at fault.
     assert error["param"] == (told.partition(":")[0] if ":" in told else "body")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host"),
+    [
+        ("Models.example", "models.example:99"),
+        ("models.example:8010", "models.example"),
+        ("fd00::1", "[fd00::1]:99"),
+        ("[fd00::1]:8010", "[fd00::1]"),
+    ],
+)
+def test_a_host_is_known_by_its_name_whatever_the_port(allowed: str, host: str) -> None:
+    settings, scope = EndpointSettings(allowed_hosts=(allowed,)), {"type": "http"}
+    check_origin(Request(scope | {"headers": [(b"host", host.encode())]}), settings)
+    with pytest.raises(ServingError, match="neither loopback nor in"):
+        check_origin(Request(scope | {"headers": [(b"host", b"not-" + host.encode())]}), settings)
 
 
 def test_a_request_that_says_no_length_fits_an_endpoint_of_short_answers() -> None:
