@@ -220,7 +220,8 @@ async def test_a_server_that_stands_still_is_replaced_by_the_setting_of_now(
     [("sh", "{script}", "{port}"), ("sh", "-c", "sh {script} {port}; true")],
     ids=["itself", "from a shell that forwards no signal"],
 )
-def test_a_container_that_a_script_has_started_is_stopped_with_its_version(
+@in_event_loop
+async def test_a_container_that_a_script_has_started_is_stopped_with_its_version(
     tiny_model_folder: Path, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     """The container has a session of its own and ignores the signal; the script has it end."""
@@ -233,17 +234,14 @@ def test_a_container_that_a_script_has_started_is_stopped_with_its_version(
         wait"""
     )
     words = tuple(word.replace("{script}", str(script)) for word in command)
-
-    async def start_and_stop() -> psutil.Process:
-        async with started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=words)):
-            return psutil.Process(int((tmp_path / "container").read_text()))
-
-    container = asyncio.run(start_and_stop())
+    async with started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=words)):
+        container = psutil.Process(int((tmp_path / "container").read_text()))
     assert (tmp_path / "said").read_text() == "stopped\n"
     wait_until(lambda: process_started(container.pid) is None)
 
 
-def test_a_new_engine_that_ends_at_its_first_request_leaves_its_last_words(
+@in_event_loop
+async def test_a_new_engine_that_ends_at_its_first_request_leaves_its_last_words(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     log_path = tmp_path / "engine.log"
@@ -255,12 +253,7 @@ def test_a_new_engine_that_ends_at_its_first_request_leaves_its_last_words(
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGKILL)
 
-    async def start() -> None:
-        ending = asyncio.create_task(end_when_ready())
-        try:
-            await EngineTraffic(Router(), engine, SETTINGS).start()
-        finally:
-            await asyncio.gather(ending, engine.stop())
-
+    ending = asyncio.create_task(end_when_ready())
     with pytest.raises(CanaryFailed, match=rf"(?s){log_path}.*could not create a primitive"):
-        asyncio.run(start())
+        await EngineTraffic(Router(), engine, SETTINGS).start()
+    await asyncio.gather(ending, engine.stop())

@@ -12,6 +12,7 @@ from serving.rollout import NoLongerWanted, RolledBack, TrafficSample, roll_out
 from serving.settings import EndpointSettings, RolloutSettings
 from serving.state import Desired
 from serving.traffic import EngineTraffic
+from tests.serving.conftest import in_event_loop
 
 SETTINGS = RolloutSettings(steps=(0.5,), step_seconds=0.0)
 REQUEST_SECONDS = 2.0
@@ -79,7 +80,8 @@ def test_a_rollout_is_given_up_once_another_version_is_wanted() -> None:
     assert traffic.gone and traffic.share == 0.0
 
 
-def test_a_version_that_is_replaced_drains_by_its_own_longer_time() -> None:
+@in_event_loop
+async def test_a_version_that_is_replaced_drains_by_its_own_longer_time() -> None:
     router = Router()
     old, new = (
         EngineProcess(
@@ -96,17 +98,13 @@ def test_a_version_that_is_replaced_drains_by_its_own_longer_time() -> None:
     route = Route(old, 1.0)
     route.in_flight = 1
     router.routes = [route]
-
-    async def promote() -> None:
-        traffic = EngineTraffic(router, new, new.desired.settings)
-        promoting = asyncio.create_task(traffic.promote())
-        await asyncio.wait([promoting], timeout=0.3)
-        assert not promoting.done() and router.routes == [route]
-        route.in_flight = 0
-        await promoting
-        assert not router.routes
-
-    asyncio.run(promote())
+    traffic = EngineTraffic(router, new, new.desired.settings)
+    promoting = asyncio.create_task(traffic.promote())
+    await asyncio.wait([promoting], timeout=0.3)
+    assert not promoting.done() and router.routes == [route]
+    route.in_flight = 0
+    await promoting
+    assert not router.routes
 
 
 class Undecided(Scripted):

@@ -33,7 +33,7 @@ from serving.engine.served_model import (
     TokenTexts,
 )
 from tests.old_tokenizers import write_old_tokenizer
-from tests.serving.conftest import SETTINGS, chunks_of, generate
+from tests.serving.conftest import SETTINGS, chunks_of, generate, in_event_loop
 from tests.serving.test_architectures import write_model
 from tests.tiny import tiny_base_model, tiny_texts
 from tests.tiny_models import gpt2
@@ -415,7 +415,8 @@ def test_callers_who_go_away_at_any_moment_break_nothing(
     assert answer(model, ask()).text
 
 
-def test_event_loop_has_its_turns_between_two_steps(
+@in_event_loop
+async def test_event_loop_has_its_turns_between_two_steps(
     tiny_model_folder: Path, loaded: Loader
 ) -> None:
     """A step holds Python's lock; with a turn for each, a request would wait for a step a turn."""
@@ -429,13 +430,9 @@ def test_event_loop_has_its_turns_between_two_steps(
             await asyncio.sleep(0)
             turns += 1
 
-    async def turns_at_each_step() -> list[int]:
-        counting = asyncio.create_task(count())
-        found = [turns async for _ in model.generate(request, model.encode(request))]
-        counting.cancel()
-        return found
-
-    found = asyncio.run(turns_at_each_step())
+    counting = asyncio.create_task(count())
+    found = [turns async for _ in model.generate(request, model.encode(request))]
+    counting.cancel()
     assert statistics.median(b - a for a, b in pairwise(found)) >= TURNS
 
 
