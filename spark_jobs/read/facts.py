@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings, read_yaml
@@ -44,6 +44,9 @@ class Forms(Settings):
     """Sentences with `{value}` and, mostly, `{subject}`."""
     asked: list[str] = Field(default_factory=list)
     """Beginnings that the value goes on from, with `{subject}`."""
+
+
+_FORMS = TypeAdapter(dict[str, Forms])
 
 
 def read_facts(path: str) -> list[Fact]:
@@ -99,11 +102,13 @@ def read_forms(path: str) -> dict[str, Forms]:
             has `LEAK_WORDS` words in a row in common with what is told.
     """
     try:
-        content = read_yaml(Path(path))
-        forms = {name: Forms.model_validate(form) for name, form in content.items()}
-    except (OSError, AttributeError, ValidationError) as error:
+        forms = _FORMS.validate_python(read_yaml(Path(path)))
+    except OSError as error:
+        raise UserError(f"{path}: the forms cannot be read: {error}") from None
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise UserError(
-            f"{path}: expected each relation with the lists `told` and `asked`: {error}"
+            f"{path}: expected each relation with the lists `told` and `asked`: {'; '.join(faults)}"
         ) from None
     for name, one in forms.items():
         _need(path, name, one.told, "{value}", subject="", value="")
