@@ -79,12 +79,19 @@ def find_needs(settings: PipelineSettings) -> Base:
         for name, read in (("facts", read_facts), ("placebo", read_facts), ("forms", read_forms)):
             if path := getattr(section, name, None):
                 read(path)
-    base = _base(settings)
+    # As it was prepared here or, before that, as its source has it.
+    artifact = find_whole(settings, "base_model")
+    if artifact and (config := Path(artifact.url) / "config.json").exists():
+        base = Base(0, artifact.stats["parameters"], json.loads(config.read_bytes()))
+    else:
+        base = describe_base(settings.base_model)
     base_model.check_row_length(settings.tokenized_shards.input_length(settings.form), base.config)
     if settings.platform == "local":
         # Raises if the variable of the endpoint's token is not set.
         bearer_token(settings.endpoint)
-        _need_port(settings)
+        host, port = settings.endpoint.host, settings.endpoint.port
+        if port and process.status(endpoint_folder(settings)) is None:
+            listen(host, port).close()
     return base
 
 
@@ -133,20 +140,6 @@ def _need_source(source: Source) -> None:
             raise UserError(
                 f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
             )
-
-
-def _base(settings: PipelineSettings) -> Base:
-    """The base model, as it was prepared here or as its source has it."""
-    artifact = find_whole(settings, "base_model")
-    if artifact and (config := Path(artifact.url) / "config.json").exists():
-        return Base(0, artifact.stats["parameters"], json.loads(config.read_bytes()))
-    return describe_base(settings.base_model)
-
-
-def _need_port(settings: PipelineSettings) -> None:
-    host, port = settings.endpoint.host, settings.endpoint.port
-    if port and process.status(endpoint_folder(settings)) is None:
-        listen(host, port).close()
 
 
 def _need_space(store: str, needed: float) -> None:

@@ -92,24 +92,22 @@ def _need_unchanged(source: HuggingFaceDataset, fingerprint: str) -> None:
 def _read(
     source: HuggingFaceDataset, report: Callable[[str], None], folder: str | None = None
 ) -> Iterator[Document | Fault]:
-    rows = _load(source, folder)
-    columns = list(rows.column_names or [])
-    for column in source.columns:
-        if columns and column not in columns:
-            raise UserError(
-                f"Source {source.name!r}: the dataset {source.dataset} has no column {column!r}; "
-                f"its columns are {', '.join(columns)}. Name its columns in the source's settings."
-            )
-    for number, row in enumerate(_rows(rows, source)):
-        yield document_of(row, source, f"{source.dataset}, row {number}", f"{source.name}:{number}")
-        if (number + 1) % TOLD_DOCUMENTS == 0:
-            report(f"{source.name}: {number + 1:,} documents read")
-
-
-def _rows(rows: Any, source: HuggingFaceDataset) -> Iterator[dict[str, Any]]:
-    """Iterate over the rows, most of which are fetched only then."""
+    # Most rows are fetched only when they are asked for.
     with _reached(source):
-        yield from rows
+        rows = _load(source, folder)
+        columns = list(rows.column_names or [])
+        for column in source.columns:
+            if columns and column not in columns:
+                raise UserError(
+                    f"Source {source.name!r}: the dataset {source.dataset} has no column "
+                    f"{column!r}; its columns are {', '.join(columns)}. Name its columns in the "
+                    "source's settings."
+                )
+        for number, row in enumerate(rows):
+            place = f"{source.dataset}, row {number}"
+            yield document_of(row, source, place, f"{source.name}:{number}")
+            if (number + 1) % TOLD_DOCUMENTS == 0:
+                report(f"{source.name}: {number + 1:,} documents read")
 
 
 def _load(source: HuggingFaceDataset, folder: str | None) -> Any:
@@ -117,20 +115,19 @@ def _load(source: HuggingFaceDataset, folder: str | None) -> Any:
     import datasets
 
     datasets.disable_progress_bars()
-    with _reached(source):
-        if folder and (Path(folder) / "state.json").exists():
-            return datasets.load_from_disk(folder)
-        if folder and (Path(folder) / "dataset_dict.json").exists():
-            return datasets.load_from_disk(folder)[source.split]
-        cached = folder or _cached(source)
-        # Streaming reads each file once and keeps no second copy of the data.
-        return datasets.load_dataset(
-            str(cached or source.dataset),
-            source.subset,
-            split=source.split,
-            revision=None if cached else source.revision,
-            streaming=True,
-        )
+    if folder and (Path(folder) / "state.json").exists():
+        return datasets.load_from_disk(folder)
+    if folder and (Path(folder) / "dataset_dict.json").exists():
+        return datasets.load_from_disk(folder)[source.split]
+    cached = folder or _cached(source)
+    # Streaming reads each file once and keeps no second copy of the data.
+    return datasets.load_dataset(
+        str(cached or source.dataset),
+        source.subset,
+        split=source.split,
+        revision=None if cached else source.revision,
+        streaming=True,
+    )
 
 
 def _cached(source: HuggingFaceDataset) -> Path | None:

@@ -123,7 +123,10 @@ def _own_texts(part: MIMEPart, declared: str | None) -> Iterator[tuple[str, str 
     if part.is_attachment():
         return
     if kind in ("text/plain", "text/html"):
-        yield _part_text(part, declared)
+        payload = part.get_payload(decode=True)
+        content = payload if isinstance(payload, bytes) else b""
+        text, encoding = _decode_as(content, part.get_content_charset("us-ascii"), declared)
+        yield all_text(text) if kind == "text/html" else text, encoding
         return
     if part.get_content_maintype() != "multipart":
         return
@@ -147,13 +150,6 @@ def _own_texts(part: MIMEPart, declared: str | None) -> Iterator[tuple[str, str 
         # Text goes on after a picture in a part of its own; what has a name then is a file.
         if number == 0 or not piece.get_filename():
             yield from _own_texts(piece, declared)
-
-
-def _part_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
-    payload = part.get_payload(decode=True)
-    content = payload if isinstance(payload, bytes) else b""
-    text, encoding = _decode_as(content, part.get_content_charset("us-ascii"), declared)
-    return all_text(text) if part.get_content_subtype() == "html" else text, encoding
 
 
 def _decode_as(content: bytes, charset: str, declared: str | None) -> tuple[str, str | None]:

@@ -33,7 +33,7 @@ def test_parquet_files_of_one_folder_may_differ_in_what_is_not_read(
     ("second", "message"),
     [
         ({"body": ["beta"]}, r"b.parquet has no column 'text'; its columns are body"),
-        ({"text": [7]}, r"b.parquet, row 1: no text under the key 'text'"),
+        ({"text": [7]}, r"b.parquet, row 1: no text under the key 'text', but a number"),
         ({"text": [None]}, r"b.parquet, row 1: no text under the key 'text', but null"),
         ({"text": [["a"]]}, r"b.parquet, row 1: no text under the key 'text', but a list"),
         ({"text": [{"b": "c"}]}, r"b.parquet, row 1: no text under the key 'text', but an object"),
