@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError, shown_in_line
+from artifacts.settings import first_fault
 from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
-from artifacts.settings import first_fault
 from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 
 FORGOTTEN_INPUT = "forgotten"

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact, UserError, first_line, make_command
-from artifacts.reasons import reason_of
 from artifacts.progress import Report
+from artifacts.reasons import reason_of
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.identity import Identity
