@@ -256,13 +256,7 @@ def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> di
     kept = total("documents", None)
     dropped = {reason: total("documents", reason) for reason in reasons}
     if not kept:
-        counts = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
-        raise UserError(
-            "No document is left after cleaning"
-            + (f" ({counts})" if counts else ", since the raw corpus is empty")
-            + ". Give `raw_corpus` more text, or lower `clean_corpus.minimum_characters` (now "
-            f"{settings.minimum_characters})."
-        )
+        raise _nothing_left(dropped, settings)
     return {
         "documents": kept,
         "bytes": total("bytes", None),
@@ -283,6 +277,26 @@ def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> di
         "candidate_pairs": outcome.candidates,
         "verified_pairs": outcome.verified,
     }
+
+
+def _nothing_left(dropped: dict[str, int], settings: CleanCorpusSettings) -> UserError:
+    counts = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
+    # The reasons of filters and classifiers begin with their names.
+    kinds = {reason.partition(":")[0] for reason in dropped}
+    ways = ["Give `raw_corpus` more text"]
+    if "too_short" in kinds:
+        ways.append(f"lower `clean_corpus.minimum_characters` (now {settings.minimum_characters})")
+    if "too_long" in kinds:
+        ways.append(f"raise `clean_corpus.maximum_characters` (now {settings.maximum_characters})")
+    if kinds & {*settings.quality_filters}:
+        ways.append("take filters out of `clean_corpus.quality_filters`")
+    if kinds & {classifier.name for classifier in settings.classifiers}:
+        ways.append("let `clean_corpus.classifiers` keep more")
+    return UserError(
+        "No document is left after cleaning"
+        + (f" ({counts})" if counts else ", since the raw corpus is empty")
+        + f". {', or '.join(ways)}."
+    )
 
 
 def _write(

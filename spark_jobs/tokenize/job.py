@@ -44,6 +44,7 @@ from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import CUT, tokenize_part, tokens_key
 from spark_jobs.tokenize.shards import ShardPlan, receive, shuffle
 from spark_jobs.tokenize.survey import (
+    NOT_SAMPLED,
     CorpusSurvey,
     count_shards,
     plan_mixing,
@@ -156,7 +157,7 @@ def _run(job: JobRun, spec: TokenizeSpec) -> dict[str, Any]:
         "cut_examples": unused.pop(CUT, 0),
         "left_out": dict(unused),
     }
-    refuse_too_little(stats, plan.sequence_length)
+    refuse_too_little(stats, plan)
     job.report(
         f"{sum(stats['tokens'].values()):,} tokens in {sum(stats['rows'].values()):,} rows "
         f"({stats['rows']['train']:,} to train on)"
@@ -228,7 +229,8 @@ def refuse_missing_splits(survey: CorpusSurvey) -> None:
             share = "" if split == "train" else f", or raise `clean_corpus.split.{split}`"
             raise UserError(
                 f"None of the {own:,} clean documents falls into the {split} split: "
-                f"give the corpus more documents{share}."
+                f"give the corpus more documents{share}. Sources that `clean_corpus.split.sources` "
+                "assigns have documents in that split alone."
             )
 
 
@@ -300,7 +302,7 @@ def statistics(
     }
 
 
-def refuse_too_little(stats: dict[str, Any], row_tokens: int) -> None:
+def refuse_too_little(stats: dict[str, Any], plan: ShardPlan) -> None:
     """Raise UserError where nothing is left to train on or to replay."""
     if stats["documents"].get("replay") == 0:
         raise UserError(
@@ -308,11 +310,20 @@ def refuse_too_little(stats: dict[str, Any], row_tokens: int) -> None:
             "text, so nothing is left to replay. Name another source of general text, or split its "
             "documents into smaller ones."
         )
-    if stats["tokens"]["train"] < row_tokens:
+    if stats["tokens"]["train"] < plan.sequence_length:
+        left_out = dict(stats["left_out"])
+        if overlapping := stats["removed_as_overlapping_held_out"].get("train"):
+            left_out["overlaps held-out text"] = overlapping
+        counts = ", ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
+        sampled = " raise what `tokenized_shards.mixing` and `fraction` take of it,"
+        one_per_row = plan.form in ("pairs", "labeled")
+        length = "examples.input_tokens" if one_per_row else "sequence_length"
         raise UserError(
             f"All training text together is {stats['tokens']['train']:,} tokens, shorter than one "
-            f"row of {row_tokens}. Give the corpus more text, or lower "
-            "`tokenized_shards.sequence_length`."
+            f"row of {plan.sequence_length}"
+            + (f"; documents that were left out: {counts}" if counts else "")
+            + f". Give the corpus more text,{sampled if NOT_SAMPLED in left_out else ''} or lower "
+            f"`tokenized_shards.{length}`."
         )
 
 

@@ -468,10 +468,8 @@ class ExampleTokenizer:
         if self.settings.too_long == "drop":
             return None
         # When the text is cut, a special token at its end stays.
-        last = ids[-1]
-        return [*ids[: limit - 1], last] if last in self.files.specials.values() else ids[
-            :limit
-        ], True
+        end = [ids[-1]] if ids[-1] in self.files.specials.values() else []
+        return ids[: limit - len(end)] + end, True
 
     @staticmethod
     def _refusal(name: str, found: str, limit: str) -> UserError:
@@ -544,7 +542,7 @@ def find_labels(parts: list[Part], listed: Sequence[str]) -> tuple[tuple[str, ..
     """The classes in the order of their numbers, and the training examples of each.
 
     Args:
-        wanted: the classes that there may be; where empty, those that occur, sorted.
+        listed: the classes that there may be; where empty, those that occur, sorted.
 
     Raises:
         UserError: a class is none of those, has a single example, or none to train on; or there are

@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,21 +23,27 @@ from tests.tiny import tiny_texts
 SETTINGS = CleanCorpusSettings(minimum_characters=40, maximum_characters=5_000)
 
 
-def run(
-    spark: SparkSession,
-    raw: str,
-    output: Path,
-    settings: CleanCorpusSettings = SETTINGS,
-    **options: object,
-) -> dict:
-    return clean_corpus(spark, raw, output, settings, **options)
+Clean = Callable[..., dict]
 
 
-def test_every_dropped_document_is_counted_under_its_reason(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
+@pytest.fixture
+def clean(spark: SparkSession, raw_corpus: Corpus, tmp_path: Path) -> Clean:
+    """Cleans `(id, text)` pairs into a folder; gives the stats."""
+
+    def run(
+        documents: list[tuple[str, str]],
+        settings: CleanCorpusSettings = SETTINGS,
+        name: str = "clean",
+        **options: object,
+    ) -> dict:
+        return clean_corpus(spark, raw_corpus(documents), tmp_path / name, settings, **options)
+
+    return run
+
+
+def test_every_dropped_document_is_counted_under_its_reason(clean: Clean, tmp_path: Path) -> None:
     text = "A valve opens before start-up and closes at the end of the week."
-    raw = raw_corpus(
+    stats = clean(
         [
             ("kept", text),
             ("copy", text.upper().replace(" ", "  ")),
@@ -45,8 +52,6 @@ def test_every_dropped_document_is_counted_under_its_reason(
             ("long", "word " * 2_000),
         ]
     )
-
-    stats = run(spark, raw, tmp_path / "clean")
 
     # `copy` is longer once its spaces count, so it survives.
     assert clean_documents(tmp_path / "clean").keys() == {"copy"}
@@ -62,7 +67,7 @@ def test_every_dropped_document_is_counted_under_its_reason(
     then="control characters are removed and the encoding is repaired; everything else stays",
 )
 def test_documents_whose_characters_were_repaired_or_lost_are_counted(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+    clean: Clean, tmp_path: Path
 ) -> None:
     texts = {
         "sound": "A valve opens before start-up, na\u00efve as it is.",
@@ -72,7 +77,7 @@ def test_documents_whose_characters_were_repaired_or_lost_are_counted(
         "encoding": "The caf\u00c3\u00a9 of the north hall is checked before start-up.",
     }
 
-    stats = run(spark, raw_corpus(list(texts.items())), tmp_path / "clean")
+    stats = clean(list(texts.items()))
 
     found = clean_documents(tmp_path / "clean")
     assert stats["repaired"] == 3 and found.keys() == texts.keys()
@@ -81,7 +86,7 @@ def test_documents_whose_characters_were_repaired_or_lost_are_counted(
 
 
 def test_the_survivor_is_the_longest_then_the_smallest_id_under_any_partitioning(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+    spark: SparkSession, clean: Clean, tmp_path: Path
 ) -> None:
     originals = tiny_texts(60)
     copies = [
@@ -99,47 +104,47 @@ def test_the_survivor_is_the_longest_then_the_smallest_id_under_any_partitioning
     for seed, partitions in ((0, 1), (1, 5)):
         random.Random(seed).shuffle(copies)
         with spark_settings(spark, shuffle__partitions=partitions):
-            run(spark, raw_corpus(copies), tmp_path / f"clean-{partitions}")
+            clean(copies, name=f"clean-{partitions}")
         found.append(clean_documents(tmp_path / f"clean-{partitions}"))
 
     assert found[0] == found[1]
     assert found[0].keys() == {identifier for identifier, _ in expected.values()}
 
 
-def test_a_corpus_with_nothing_left_says_what_was_dropped(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+@pytest.mark.parametrize(
+    ("texts", "filters", "said"),
+    [
+        (["x", "y"], [], r"\(too_short: 2\). .*, or lower \S+minimum_characters` \(now 40\).$"),
+        (["z " * 3_000], [], r"\(too_long: 1\). .*, or raise \S+maximum_characters` \(now 5000"),
+        (["z " * 50], ["c4"], r"\(c4:\w+: 1\). .*, or take filters out of \S+quality_filters`.$"),
+    ],
+)
+def test_a_corpus_with_nothing_left_says_what_was_dropped_and_which_setting_keeps_more(
+    clean: Clean, texts: list[str], filters: list[str], said: str
 ) -> None:
-    with pytest.raises(UserError, match=r"too_short: 2.*minimum_characters.*40"):
-        run(spark, raw_corpus([("a", "x"), ("b", "y")]), tmp_path / "clean")
+    settings = SETTINGS.model_copy(update={"quality_filters": filters})
+    with pytest.raises(UserError, match=said):
+        clean([(str(number), text) for number, text in enumerate(texts)], settings)
 
 
 def test_a_missing_corpus_and_a_missing_column_are_named(
     spark: SparkSession, tmp_path: Path, raw_corpus: Corpus
 ) -> None:
     with pytest.raises(UserError, match=r"raw_corpus.*dagster asset materialize"):
-        run(spark, str(tmp_path / "absent"), tmp_path / "clean")
+        clean_corpus(spark, tmp_path / "absent", tmp_path / "clean", SETTINGS)
 
     raw = Path(raw_corpus([("a", "x" * 50)]))
     file = raw / "part-00000.parquet"
     pq.write_table(pq.read_table(file).drop_columns("source"), file)
     with pytest.raises(UserError, match=r"part-00000.parquet.*no column 'source'"):
-        run(spark, str(raw), tmp_path / "clean")
+        clean_corpus(spark, raw, tmp_path / "clean", SETTINGS)
 
 
-def near_copy(text: str, number: int) -> str:
-    words = text.split()
-    words[number % len(words)] = f"changed{number}"
-    return " ".join(words)
-
-
-def test_a_near_copy_is_dropped_with_its_reason_and_cluster(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_near_copy_is_dropped_with_its_reason_and_cluster(clean: Clean, tmp_path: Path) -> None:
     original = " ".join(f"word{number}" for number in range(120))
-    copy = near_copy(original, 60) + " appendix"
-    raw = raw_corpus([("a", original), ("b", copy), ("c", original.upper()), ("d", "z " * 60)])
+    copy = original.replace("word60", "changed") + " appendix"
 
-    stats = run(spark, raw, tmp_path / "clean")
+    stats = clean([("a", original), ("b", copy), ("c", original.upper()), ("d", "z " * 60)])
 
     assert clean_documents(tmp_path / "clean").keys() == {"b", "d"}
     assert stats["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1}
@@ -150,32 +155,18 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(
         ("c", "b", "exact_duplicate", "a"),
     ]
     assert 0.8 <= listed[0]["similarity"] < 1 == listed[1]["similarity"]
-    assert {row["cluster"] for row in listed} == {
-        clean_documents(tmp_path / "clean")["b"]["cluster"]
-    }
+    cluster = min(text_hash(fold(text)) for text in (original, copy))
+    assert {row["cluster"] for row in listed} == {cluster}
+    assert clean_documents(tmp_path / "clean")["b"]["cluster"] == cluster
 
 
-def test_a_cluster_takes_its_smallest_members_place_in_the_split(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
-    original = " ".join(f"word{number}" for number in range(120))
-    texts = [near_copy(original, number) for number in range(5)]
-
-    run(spark, raw_corpus([(str(n), text) for n, text in enumerate(texts)]), tmp_path / "clean")
-
-    (survivor,) = clean_documents(tmp_path / "clean").values()
-    assert survivor["cluster"] == min(text_hash(fold(text)) for text in texts)
-
-
-def test_what_was_prepared_before_is_not_prepared_again(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
+def test_what_was_prepared_before_is_not_prepared_again(clean: Clean, tmp_path: Path) -> None:
     texts = [(f"{number:03d}", text) for number, text in enumerate(tiny_texts(200))]
     cache = tmp_path / "cache"
 
-    first = run(spark, raw_corpus(texts[:150]), tmp_path / "first", cache=cache)
-    grown = run(spark, raw_corpus(texts), tmp_path / "grown", cache=cache)
-    fresh = run(spark, raw_corpus(texts), tmp_path / "fresh")
+    first = clean(texts[:150], name="first", cache=cache)
+    grown = clean(texts, name="grown", cache=cache)
+    fresh = clean(texts, name="fresh")
 
     assert (first["parts"], first["parts_prepared"]) == (3, 3)
     assert (grown["parts"], grown["parts_prepared"]) == (4, 1)
@@ -185,7 +176,7 @@ def test_what_was_prepared_before_is_not_prepared_again(
 
 
 def test_copies_and_what_repeats_evaluation_texts_are_found_also_where_no_space_parts_words(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+    clean: Clean, tmp_path: Path
 ) -> None:
     draw = random.Random(1).choices
     manual, unspaced, other = ("".join(map(chr, draw(range(0x4E00, 0x9000), k=90))) for _ in "abc")
@@ -193,7 +184,7 @@ def test_copies_and_what_repeats_evaluation_texts_are_found_also_where_no_space_
     asked = (spaced, "a\u2028b", unspaced)
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in asked]
     (tmp_path / "sets.jsonl").write_text("\n".join(lines))
-    raw = raw_corpus(
+    stats = clean(
         [
             ("a", manual),
             ("b", f"{manual[:40]}\u4e00{manual[41:]}\u4e01"),
@@ -201,20 +192,17 @@ def test_copies_and_what_repeats_evaluation_texts_are_found_also_where_no_space_
             ("d", other),
             ("e", f"Answered: {spaced}. Indeed."),
             ("f", "other words " * 30),
-        ]
+        ],
+        evaluation_texts=[str(tmp_path / "sets.jsonl")],
     )
-    stats = run(spark, raw, tmp_path / "clean", evaluation_texts=[str(tmp_path / "sets.jsonl")])
     assert stats["dropped"] == {"overlaps_evaluation": 2, "near_duplicate": 1}
     assert clean_documents(tmp_path / "clean").keys() == {"b", "d", "f"}
 
 
-def test_personal_data_are_masked_where_asked(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
+def test_personal_data_are_masked_where_asked(clean: Clean, tmp_path: Path) -> None:
     text = "Write to jane.doe@corp.example.net or 8.8.8.8, not to 10.0.0.1, about the pump. "
-    settings = SETTINGS.model_copy(update={"mask_personal_data": True})
 
-    run(spark, raw_corpus([("a", text)]), tmp_path / "clean", settings)
+    clean([("a", text)], SETTINGS.model_copy(update={"mask_personal_data": True}))
 
     (document,) = clean_documents(tmp_path / "clean").values()
     assert "jane" not in document["text"] and "8.8.8.8" not in document["text"]
@@ -292,13 +280,11 @@ def test_runs_of_hexadecimal_digits_that_are_no_address_are_not_masked(
 
 
 @pytest.mark.soak
-def test_a_document_of_200_mb_is_dropped_for_its_length(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_document_of_200_mb_is_dropped_for_its_length(clean: Clean, tmp_path: Path) -> None:
     sentence = "The valve opens before start-up and closes every week. "
-    raw = raw_corpus([("huge", sentence * (200_000_000 // len(sentence))), ("sound", sentence * 3)])
+    huge = sentence * (200_000_000 // len(sentence))
 
-    stats = run(spark, raw, tmp_path / "clean")
+    stats = clean([("huge", huge), ("sound", sentence * 3)])
 
     assert stats["dropped"] == {"too_long": 1}
     assert clean_documents(tmp_path / "clean").keys() == {"sound"}

@@ -120,15 +120,22 @@ def test_a_tokenizer_that_gigatoken_cannot_load_falls_back_with_a_warning(
 @pytest.mark.parametrize(
     ("count", "settings", "message"),
     [
-        (3, SETTINGS, r"None of the 3 clean documents falls into the \w+ split"),
+        (3, SETTINGS, r"None of the 3 clean documents falls into the \w+ split.*split.sources"),
         (0, SETTINGS, "holds no documents"),
         (
             150,
             SETTINGS.model_copy(update={"sequence_length": 1_000_000}),
             r"shorter than one row of 1000000.*sequence_length",
         ),
+        (
+            150,
+            SETTINGS.model_copy(
+                update={"mixing": dict.fromkeys(("wiki", "manual"), SourceMix(weight=0))}
+            ),
+            r"is 0 tokens.*not_sampled: \d+.* raise what `tokenized_shards.mixing`",
+        ),
     ],
-    ids=["no held-out documents", "empty corpus", "text shorter than a row"],
+    ids=["no held-out documents", "empty corpus", "text shorter than a row", "nothing sampled"],
 )
 def test_too_little_text_is_refused(
     spark: SparkSession,
