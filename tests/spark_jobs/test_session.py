@@ -1,12 +1,17 @@
-"""A local session works, and ends wholly."""
+"""A local session works, ends wholly, and tells what a job took and where its disk is full."""
 
 import gc
+import os
 import subprocess
 import sys
+from pathlib import Path
 from zipimport import zipimporter
 
 import pytest
 from pyspark.sql import SparkSession
+
+from spark_jobs.runtime.session import USAGE, measured
+from tests.faults import small_disk
 
 SESSION = """
 import urllib.parse, urllib.request
@@ -94,3 +99,43 @@ worker_daemon.work_on_task(worker.makefile("rb"), worker.makefile("wb"))
 def test_a_worker_lets_no_piece_of_a_task_wait_for_an_acknowledgement() -> None:
     done = subprocess.run([sys.executable, "-c", ACKNOWLEDGE], capture_output=True, text=True)
     assert done.stdout == "0 1\n", done.stderr
+
+
+def shuffle(spark: SparkSession, spec: int, report: object) -> dict[str, int]:
+    pairs = spark.sparkContext.parallelize(range(4), 4).map(lambda number: (number % 2, number))
+    pairs.groupByKey().collect()
+    return {"spec": spec}
+
+
+def test_a_jobs_own_stages_count_alone(spark: SparkSession) -> None:
+    first, second = (measured(shuffle, spark, spec, lambda line: None) for spec in (1, 2))
+    assert (first["spec"], second["spec"]) == (1, 2)
+    assert first[USAGE]["spark_task_seconds"] > 0
+    shuffled = [found[USAGE]["spark_shuffled_bytes"] for found in (first, second)]
+    assert shuffled[0] == shuffled[1] > 0
+    assert first[USAGE]["spark_failed_tasks"] == 0
+    nothing = measured(lambda spark, spec, report: {}, spark, None, lambda line: None)[USAGE]
+    assert nothing["spark_task_seconds"] == 0
+
+
+SHUFFLE = """
+from artifacts.reasons import reason_of
+from spark_jobs.runtime.session import local_session
+
+rows = local_session("512m", 2).range(0, 2_000_000, 1, 2).selectExpr("uuid() as text")
+try:
+    rows.repartition(4).selectExpr("sum(length(text))").collect()
+except Exception as error:
+    print(reason_of(error))
+"""
+
+
+@pytest.mark.soak
+def test_a_full_disk_of_shuffles_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 3) as disk:
+        environment = os.environ | {"SPARK_LOCAL_DIRS": str(disk.folder)}
+        command = [sys.executable, "-c", SHUFFLE]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    assert done.stdout.startswith("No space left on a disk that Spark writes to")
+    assert "set `SPARK_LOCAL_DIRS` to a folder on another disk" in done.stdout

@@ -4,7 +4,6 @@ import json
 import shutil
 from functools import cache
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,6 @@ from spark_jobs.tokenize.tokenizer import (
     load_tokenizer,
 )
 from tests.old_tokenizers import write_old_tokenizer
-from tests.spark_jobs.conftest import ABSENT
 
 PLAIN = "The valve <|endoftext|> opens. <|im_start|>user\n\x04caf\u00e9 \U0001f600\t\n\n  \u00f1"
 
@@ -34,17 +32,6 @@ PLAIN = "The valve <|endoftext|> opens. <|im_start|>user\n\x04caf\u00e9 \U0001f6
 def engine_of(folder: Path, engine: Engine) -> DocumentTokenizer:
     """A tokenizer, loaded once for all texts."""
     return DocumentTokenizer(load_tokenizer(str(folder)), engine)
-
-
-def test_special_tokens_in_a_text_are_spelled_out(model_folder: Path) -> None:
-    specials = load_tokenizer(str(model_folder)).specials.values()
-    for engine in get_args(Engine):
-        ids, _ = engine_of(model_folder, engine).encode(pa.array([PLAIN]))
-        assert not {*specials} & {*ids.tolist()}
-
-
-def test_the_bytes_a_vocabulary_lacks_are_known(model_folder: Path) -> None:
-    assert engine_of(model_folder, "gigatoken").absent_bytes == ABSENT
 
 
 @hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
