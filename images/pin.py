@@ -33,33 +33,22 @@ def main(arguments: list[str]) -> int:
         print("usage: python3 images/pin.py DOCKERFILE...", file=sys.stderr)
         return 2
     for path in map(Path, arguments):
+        place = str(path)
         try:
-            pin(path)
+            text = path.read_text()
+            base = FROM.search(text)
+            if base is None:
+                raise ValueError("expected a line `FROM name:tag`.")
+            image = f"{base['name']}:{base['tag']}"
+            place = f"{path}: {image}"
+            pinned = f"FROM {image}@{find_digest(base['name'], base['tag'])}"
+            if pinned != base[0]:
+                path.write_text(text.replace(base[0], pinned))
+                print(f"{path}: {pinned}. Commit it: others build from the same.", file=sys.stderr)
         except (OSError, ValueError) as error:
-            print(f"{path}: {error}", file=sys.stderr)
+            print(f"{place}: {error}", file=sys.stderr)
             return 1
     return 0
-
-
-def pin(path: Path) -> None:
-    """Write the digest of its base image into a Dockerfile.
-
-    Raises:
-        OSError: the file cannot be read, or the registry has no such image for anyone.
-        ValueError: the file names no base image, or the registry no digest of it.
-    """
-    text = path.read_text()
-    base = FROM.search(text)
-    if base is None:
-        raise ValueError("expected a line `FROM name:tag`.")
-    try:
-        digest = find_digest(base["name"], base["tag"])
-    except OSError as error:
-        raise OSError(f"{base['name']}:{base['tag']}: {error}") from error
-    pinned = f"FROM {base['name']}:{base['tag']}@{digest}"
-    if pinned != base[0]:
-        path.write_text(text.replace(base[0], pinned))
-        print(f"{path}: {pinned}. Commit it: others build from the same.", file=sys.stderr)
 
 
 def find_digest(name: str, tag: str) -> str:
