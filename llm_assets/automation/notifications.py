@@ -45,13 +45,10 @@ def build_notifications(settings: PipelineSettings) -> list[dg.SensorDefinition]
     # tick.
     os.environ.setdefault("DAGSTER_RUN_STATUS_SENSOR_PROCESS_LIMIT", "1")
     of_failed, of_verdicts = NOTIFYING
-    failure_text = "Sends a message when a run has failed, as `notifications` says."
-    judged = "Sends a message with the gate's verdict when a run has built one, as `notifications` "
+    failed, judged = "when a run has failed", "with the gate's verdict when a run has built one"
     return [
-        _status_sensor(settings, dg.DagsterRunStatus.FAILURE, of_failed, failure_text, _failure),
-        _status_sensor(
-            settings, dg.DagsterRunStatus.SUCCESS, of_verdicts, f"{judged}says.", _verdict
-        ),
+        _status_sensor(settings, dg.DagsterRunStatus.FAILURE, of_failed, failed, _failure),
+        _status_sensor(settings, dg.DagsterRunStatus.SUCCESS, of_verdicts, judged, _verdict),
     ]
 
 
@@ -59,7 +56,7 @@ def _status_sensor(
     settings: PipelineSettings,
     status: dg.DagsterRunStatus,
     name: str,
-    description: str,
+    told: str,
     describe: Callable[[dg.RunStatusSensorContext], str | None],
 ) -> dg.SensorDefinition:
     # These two jobs have no tag of the pipeline, because runs that train do not wait for them. A
@@ -70,7 +67,7 @@ def _status_sensor(
         run_status=status,
         name=settings.dagster_name(name),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=description,
+        description=f"Sends a message {told}, as `notifications` says.",
     )
     def tell_of_run(context: dg.RunStatusSensorContext) -> None:
         run = context.dagster_run
