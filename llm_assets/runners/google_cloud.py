@@ -322,14 +322,13 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         count = machines.processes // machines.replicas
         if machines.accelerator_count == 0 and machines.tpu is None:
             count = max(count, processes // machines.replicas)
-        module = f"recipes.{work.name}"
-        launcher = ["--processes", str(count)]
-        launcher += ["--accelerators", str(machines.accelerator_count)]
-        launcher += ["--spec", work.spec_file]
-        if processes:
-            launcher += ["--launcher", "torchrun", "--", "-m", module]
-        else:
-            launcher += ["--launcher", "command", "--", "python", "-m", module]
+        program = ["torchrun", "--"] if processes else ["command", "--", "python"]
+        launcher = [
+            *("--processes", str(count)),
+            *("--accelerators", str(machines.accelerator_count)),
+            *("--spec", work.spec_file),
+            *("--launcher", *program, "-m", f"recipes.{work.name}"),
+        ]
         job = self.describe(work.settings, machines, launcher, work.job_output)
         self._submit(context, work, machines, job)
 
