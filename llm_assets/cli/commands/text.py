@@ -85,10 +85,11 @@ def forget(
       llm-assets forget manuals/pumps/p-101.md --undo --reason "the author agreed" --yes
     """
     from llm_assets.cli.text import forget as forgetting
+    from llm_assets.cli.text.forget_plan import find_documents
 
     session, decision = open_session(), forgetting.ForgetDecision(by=name, reason=reason)
     lines = read_text(path).splitlines() if path else []
-    documents = forgetting.find_documents(session, [*identifiers, *lines], source)
+    documents = find_documents(session, [*identifiers, *lines], source)
     if is_undone:
         forgetting.undo(session, documents, decision, yes, click.echo)
     else:

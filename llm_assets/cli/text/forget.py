@@ -1,37 +1,28 @@
 """`llm-assets forget` and `llm-assets verify`: documents out of the store, every later corpus and
 what serves, and the certificate of it held against the store."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from artifacts.errors import UserError, shown_in_line
+from artifacts.errors import UserError
 from artifacts.progress import Report
-from artifacts.store.identity import hash_json
 from artifacts.store.rewrite import REWRITTEN
-from artifacts.store.store import Artifact
 from llm_assets.automation.jobs import training_config
 from llm_assets.cli.pipeline.run import materialize_assets
 from llm_assets.cli.session import Session
+from llm_assets.cli.text.forget_plan import make_plan, tell_plan
 from llm_assets.forgetting.certificate import (
     find_doubtful,
     issue,
     read_certificate,
     readings,
     search_again,
-    search_corpora,
 )
-from llm_assets.forgetting.erase import erase, find_derived
+from llm_assets.forgetting.erase import erase
 from llm_assets.forgetting.forgotten_list import (
     PLAN,
     ForgetDecision,
-    ForgottenDocument,
     Similar,
     WithdrawnVersion,
     add_to_list,
@@ -42,77 +33,10 @@ from llm_assets.forgetting.forgotten_list import (
 from llm_assets.forgetting.replay import MASKED_INPUT, check_replay
 from llm_assets.forgetting.verification import examine, is_here, train_again
 from llm_assets.registry.start import retire
-from llm_assets.tracing.explain import exposures
-from llm_assets.tracing.training_text import all_runs, runs_behind
-from spark_jobs.clean.duplicates import EXACT, find_duplicates
-from spark_jobs.clean.forgotten import (
-    FEWEST_NGRAMS,
-    MOST_SIMILAR,
-    NGRAM_SIZE,
-    ForgottenText,
-    Signatures,
-    sign,
-    tell_similar,
-    write_signatures,
-)
-from spark_jobs.clean.history import PAST_FOLDER
-from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_rows
-from spark_jobs.read.document import document_of, is_row_number
-from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
-from spark_jobs.settings import CleanCorpusSettings
-from spark_jobs.text import fold, text_hash
+from llm_assets.tracing.training_text import runs_behind
+from spark_jobs.clean.forgotten import tell_similar, write_signatures
 
-DROPPED = "dropped"
-"""The split of a text that is in no corpus."""
 JUDGED = ("eval_metrics", "model_version", "endpoint")
-
-
-@dataclass
-class ForgetPlan:
-    """What is to be forgotten."""
-
-    entries: list[ForgottenDocument]
-    """Each document, its copies after it, and then those that hold its text."""
-    splits: dict[str | None, str] = field(default_factory=dict)
-    """Split of each text, by its hash, without texts that were forgotten before."""
-    signatures: Signatures = field(default_factory=dict)
-    """Of the texts that are new on the list."""
-    undecided: list[str] = field(default_factory=list)
-    """Why a person has to decide about documents that contain a text."""
-
-    @property
-    def digest(self) -> str:
-        """Identifies the documents and texts, so that a changed plan is noticed."""
-        rows = sorted(
-            [entry.id, entry.text_hash or "", entry.survivor or ""] for entry in self.entries
-        )
-        return hash_json({"entries": rows})
-
-
-def find_documents(session: Session, identifiers: Sequence[str], source: str | None) -> list[str]:
-    """The ids that are named; raises UserError where there are none."""
-    ids = [identifier for identifier in identifiers if identifier.strip()]
-    if source:
-        clean = session.record.current("clean_corpus")
-        ids += _ids_of(session, clean, pc.field("source") == source)
-        active = read_list(session.record.store, session.settings.name).active
-        ids += [entry.id for entry in active if entry.source == source and entry.text_hash]
-        if not ids:
-            raise UserError(f"There is no document from the source {source!r}, now or before.")
-    if not ids:
-        raise UserError("Name what to forget: ids, --file PATH with one id per line, or --source.")
-    return list(dict.fromkeys(ids))
-
-
-def _ids_of(session: Session, clean: Artifact, condition: pc.Expression) -> list[str]:
-    """The ids of a clean corpus's chosen documents, by `id` and `source`.
-
-    What cleaning dropped is in the raw corpus alone; what has left is in the record.
-    """
-    raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
-    folders = [clean.url, f"{clean.url}/{PAST_FOLDER}", *([raw.url] if raw else [])]
-    documents = open_parts(folders, ["id", "source"])
-    return list(documents.to_table(filter=condition)["id"].to_pylist())
 
 
 def forget(
@@ -137,8 +61,8 @@ def forget(
     """
     record, pipeline = session.record, session.settings.name
     _refuse_while_making(session)
-    plan = _plan(session, identifiers, decision, similar, report)
-    _list(session, plan, report)
+    plan = make_plan(session, identifiers, decision, similar, report)
+    tell_plan(session, plan, report)
     if plan.undecided:
         text = (
             f"{'; '.join(plan.undecided)}. Decide about other documents with such text: "
@@ -270,208 +194,6 @@ def verify(
     for holds, text in findings:
         report(f"{'ok      ' if holds else 'UNKNOWN ' if holds is None else 'PROBLEM '} {text}")
     return all(holds is not False for holds, _ in findings)
-
-
-def _plan(
-    session: Session,
-    identifiers: Sequence[str],
-    decision: ForgetDecision,
-    similar: Similar | None,
-    report: Report,
-) -> ForgetPlan:
-    """Plan from ids: entries that the list has already, new documents, and what goes with them.
-
-    Texts forgotten before are also known by their hashes, since a row's number may belong to
-    another row by now.
-
-    Raises:
-        UserError: the corpus and the list know no such document.
-    """
-    active = read_list(session.record.store, session.settings.name).active
-    owner_of = {entry.id: entry.survivor or entry.id for entry in active}
-    named_ids = {entry.id for entry in active if entry.similarity is None and not entry.numbered}
-    held_ids = [name for name in identifiers if name in owner_of and name not in named_ids]
-    back = _back_in_a_corpus(session, held_ids)
-    hashes = {entry.text_hash: entry.survivor or entry.id for entry in active if entry.text_hash}
-    owner_by_name = hashes | owner_of
-    new_ids = [name for name in identifiers if name not in owner_by_name or name in back]
-    listed_ids = {*identifiers}.difference(new_ids)
-    owners = {owner_by_name[name] for name in listed_ids}
-    # The same text may have been forgotten with several documents.
-    owners |= {entry.survivor or entry.id for entry in active if entry.text_hash in listed_ids}
-    plan = ForgetPlan([entry for entry in active if entry.belongs_to(owners)])
-    if not new_ids:
-        return plan
-    clean = session.record.current("clean_corpus")
-    raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
-    documents, copies = _look_up(clean, raw, new_ids, session.settings.clean_corpus)
-    rows = [row for texts in documents.values() for row in texts]
-    plan.splits = {row["text_hash"]: row["split"] for row in rows}
-    signatures = _sign(rows, 0)
-    fewest = 0 if similar == "drop" else FEWEST_NGRAMS
-    plan.signatures = {
-        text: signature for text, signature in signatures.items() if len(signature) >= fewest
-    }
-    state = session.registry.state()
-    derived = find_derived(session.record, state, {*documents, *new_ids})
-    derived_rows = [row for texts in derived.values() for row in texts]
-    plan.signatures |= _sign(derived_rows, FEWEST_NGRAMS)
-    searched_texts = [
-        ForgottenText(id=row["id"], text_hash=row["text_hash"])
-        for row in [*rows, *derived_rows]
-        if row["text_hash"] in plan.signatures
-    ]
-    matches = search_corpora(session.record.store, [clean], searched_texts, plan.signatures, report)
-    holders: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in matches.to_pylist():
-        if row["text_hash"] not in plan.splits:
-            holders[document_of(row.pop("forgotten"))].append(row)
-
-    numbers_rows = {*session.settings.raw_corpus.numbered_sources}
-
-    def enter(rows: Sequence[dict[str, Any]], is_exact: bool = False, **same: Any) -> None:
-        same |= decision.model_dump() | {"similar": similar}
-        fields = ForgottenDocument.model_fields
-        for row in rows:
-            values = {k: row[k] for k in row if k in fields} | same
-            # A near copy's own text is not on record, so it is kept out by its id; an exact copy's
-            # text is, but not its source.
-            is_known = is_exact or values["text_hash"] is not None
-            sources = numbers_rows if is_exact else numbers_rows & {values["source"]}
-            numbered = is_known and any(is_row_number(values["id"], source) for source in sources)
-            plan.entries.append(ForgottenDocument.model_validate(values | {"numbered": numbered}))
-
-    holding = [row["id"] for rows in holders.values() for row in rows]
-    derived |= find_derived(session.record, state, holding)
-    plan.signatures |= _sign([row for holder in holding for row in derived[holder]], FEWEST_NGRAMS)
-    for identifier, texts in documents.items():
-        enter(texts)
-        enter(derived[identifier], survivor=identifier)
-        no_text: dict[str, Any] = {"source": texts[0]["source"] if texts else "", "text_hash": None}
-        if not texts:
-            enter([{"id": identifier}], **no_text)
-        for row in copies[identifier]:
-            is_exact = row["reason"] == EXACT and row["neighbor"] == identifier
-            enter([{"id": row["id"]}], is_exact, **no_text, survivor=identifier)
-            enter(derived.get(row["id"], []), survivor=identifier)
-        if similar != "keep":
-            enter(holders[identifier], survivor=identifier)
-            for row in holders[identifier]:
-                enter(derived[row["id"]], survivor=identifier)
-        if similar is None and texts:
-            longest = max(len(signatures[row["text_hash"]]) for row in texts)
-            # A short text that was dropped raises no question: it is in no corpus to compare with.
-            longest = FEWEST_NGRAMS if texts[0]["split"] == DROPPED else longest
-            plan.undecided += _why_undecided(identifier, longest, len(holders[identifier]))
-    return plan
-
-
-def _back_in_a_corpus(session: Session, identifiers: Sequence[str]) -> set[str]:
-    """Those whose text was forgotten but which a corpus contains again, with another text."""
-    clean = session.record.find_current("clean_corpus")
-    if clean is None or not identifiers:
-        return set()
-    return set(_ids_of(session, clean, pc.field("id").isin(list(identifiers))))
-
-
-def _sign(rows: Sequence[dict[str, Any]], fewest: int) -> Signatures:
-    """The signatures of those texts that have at least `fewest` n-grams."""
-    signatures = sign({row["text_hash"]: row["text"] for row in rows})
-    return {text: signature for text, signature in signatures.items() if len(signature) >= fewest}
-
-
-def _look_up(
-    clean: Artifact,
-    raw: Artifact | None,
-    identifiers: Sequence[str],
-    settings: CleanCorpusSettings,
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
-    """Documents with their current and earlier texts, as a corpus and its record have them.
-
-    Returns:
-        Id to `id`, `source`, `split`, `text_hash` and `text` of each text; a copy is found under
-        the id of its survivor, with its own earlier texts. The split is `DROPPED` for a document
-        that cleaning dropped for other reasons than duplication. And id to rows of
-        `decider.DUPLICATE_SCHEMA`, its copies.
-    """
-    duplicates = find_duplicates(clean.url, "id", pa.array(identifiers, pa.string())).to_pylist()
-    survivor_ids = pa.array(
-        sorted({*identifiers, *(row["survivor"] for row in duplicates)}), pa.string()
-    )
-    copies: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in find_duplicates(clean.url, "survivor", survivor_ids).to_pylist():
-        copies[row["survivor"]].append(row)
-    survivors = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
-    documents: dict[str, list[dict[str, Any]]] = {
-        survivors.get(name, name): [] for name in identifiers
-    }
-    columns = ["id", "source", "split", "text_hash", "text"]
-    record = open_parts([clean.url, f"{clean.url}/{PAST_FOLDER}"], columns)
-    condition = pc.field("id").isin(list({*documents, *identifiers}))
-    for row in record.to_table(filter=condition).to_pylist():
-        # A copy has a text of its own from the time before it was one.
-        documents[survivors.get(row["id"], row["id"])].append(row)
-    missing = {name for name, texts in documents.items() if not texts}
-    raw_parts = find_parts(raw.url, RAW_COLUMNS, "raw_corpus") if raw and missing else []
-    # Cleaned without the filters that dropped it, but otherwise the same, so that the hashes agree.
-    apart = {"quality_filters": [], "classifiers": [], "minimum_characters": 1}
-    as_kept = settings.model_copy(update=apart)
-    for part in raw_parts:
-        if not missing.isdisjoint(part.read(["id"])["id"].to_pylist()):
-            rows = part.read([*RAW_COLUMNS, EXAMPLE_COLUMN])
-            rows = rows.filter(pc.is_in(rows["id"], pa.array(sorted(missing), pa.string())))
-            for row in prepare_rows(rows, as_kept, None).select(RAW_COLUMNS).to_pylist():
-                missing.discard(row["id"])
-                if row["text"]:
-                    row |= {"split": DROPPED, "text_hash": text_hash(fold(row["text"]))}
-                    documents[row["id"]].append(row)
-    for identifier in identifiers:
-        if survivors.get(identifier, identifier) in missing:
-            raise UserError(
-                f"The clean corpus in {clean.url} has no document {identifier!r}, kept or "
-                "dropped, now or before. Check the id: `llm-assets trace --text WORDS` names "
-                "documents that the serving version was trained on."
-            )
-    return documents, copies
-
-
-def _why_undecided(document: str, ngrams: int, holders: int) -> list[str]:
-    if holders > MOST_SIMILAR:
-        return [f"{holders:,} other documents contain text of {document}, which may be boilerplate"]
-    if ngrams < FEWEST_NGRAMS:
-        words = FEWEST_NGRAMS * NGRAM_SIZE
-        return [
-            f"{document} has fewer than {words} words, too few to distinguish it from other text"
-        ]
-    return []
-
-
-def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
-    runs = all_runs(session.record.store, session.registry.state())
-    texts = [
-        entry.model_dump() | {"split": plan.splits.get(entry.text_hash, "")}
-        for entry in plan.entries
-        if entry.text_hash
-    ]
-    exposed = iter(exposures(runs, texts))
-    for entry in plan.entries:
-        if entry.text_hash is None and entry.survivor is None:
-            report(
-                f"{shown_in_line(entry.id)}: dropped by cleaning; its text was in no clean corpus"
-            )
-        elif entry.text_hash is None:
-            report(f"  with it, its copy {shown_in_line(entry.id)}")
-        elif entry.survivor and entry.similarity is None:
-            report(f"  with it, a text made from it: {next(exposed)}")
-        elif entry.survivor:
-            report(f"  with it, a document with its text ({entry.similarity:.0%}): {next(exposed)}")
-        elif plan.splits.get(entry.text_hash) == DROPPED:
-            name = shown_in_line(next(exposed).document)
-            report(f"{name}: dropped by cleaning; its text was in no clean corpus")
-        else:
-            report(str(next(exposed)))
-            if plan.splits.get(entry.text_hash) == "held_out":
-                report("  It is held out: models are compared without it from now on.")
 
 
 def _retrain(

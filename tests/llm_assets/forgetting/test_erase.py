@@ -25,7 +25,7 @@ from artifacts.store.rewrite import BEFORE_NAME
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.cli.commands.options import read_text
 from llm_assets.cli.session import Session
-from llm_assets.cli.text.forget import find_documents
+from llm_assets.cli.text.forget_plan import find_documents
 from llm_assets.forgetting import erase as erasing
 from llm_assets.forgetting.erase import erase, find_holders
 from llm_assets.forgetting.forgotten_list import ForgottenDocument, ForgottenList

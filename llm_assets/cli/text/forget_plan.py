@@ -1,0 +1,323 @@
+"""What `llm-assets forget` would forget: the documents that are named, and what goes with them."""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from artifacts.errors import UserError, shown_in_line
+from artifacts.progress import Report
+from artifacts.store.identity import hash_json
+from artifacts.store.store import Artifact
+from llm_assets.cli.session import Session
+from llm_assets.forgetting.certificate import search_corpora
+from llm_assets.forgetting.erase import find_derived
+from llm_assets.forgetting.forgotten_list import (
+    ForgetDecision,
+    ForgottenDocument,
+    Similar,
+    read_list,
+)
+from llm_assets.tracing.explain import exposures
+from llm_assets.tracing.training_text import all_runs
+from spark_jobs.clean.duplicates import EXACT, find_duplicates
+from spark_jobs.clean.forgotten import (
+    FEWEST_NGRAMS,
+    MOST_SIMILAR,
+    NGRAM_SIZE,
+    ForgottenText,
+    Signatures,
+    sign,
+)
+from spark_jobs.clean.history import PAST_FOLDER
+from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_rows
+from spark_jobs.read.document import document_of, is_row_number
+from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
+from spark_jobs.text import fold, text_hash
+
+DROPPED = "dropped"
+"""The split of a text that is in no corpus."""
+
+Row = dict[str, Any]
+"""A document, with at least its `id`."""
+Rows = dict[str, list[Row]]
+"""Document to rows that belong to it."""
+
+
+@dataclass
+class ForgetPlan:
+    """What is to be forgotten."""
+
+    entries: list[ForgottenDocument]
+    """Each document, its copies after it, and then those that hold its text."""
+    splits: dict[str | None, str] = field(default_factory=dict)
+    """Split of each text, by its hash, without texts that were forgotten before."""
+    signatures: Signatures = field(default_factory=dict)
+    """Of the texts that are new on the list."""
+    undecided: list[str] = field(default_factory=list)
+    """Why a person has to decide about documents that contain a text."""
+
+    @property
+    def digest(self) -> str:
+        """Identifies the documents and texts, so that a changed plan is noticed."""
+        rows = sorted(
+            [entry.id, entry.text_hash or "", entry.survivor or ""] for entry in self.entries
+        )
+        return hash_json({"entries": rows})
+
+
+def find_documents(session: Session, identifiers: Sequence[str], source: str | None) -> list[str]:
+    """The ids that are named; raises UserError where there are none."""
+    ids = [identifier for identifier in identifiers if identifier.strip()]
+    if source:
+        clean = session.record.current("clean_corpus")
+        ids += _ids_of(session, clean, pc.field("source") == source)
+        active = read_list(session.record.store, session.settings.name).active
+        ids += [entry.id for entry in active if entry.source == source and entry.text_hash]
+        if not ids:
+            raise UserError(f"There is no document from the source {source!r}, now or before.")
+    if not ids:
+        raise UserError("Name what to forget: ids, --file PATH with one id per line, or --source.")
+    return list(dict.fromkeys(ids))
+
+
+def make_plan(
+    session: Session,
+    identifiers: Sequence[str],
+    decision: ForgetDecision,
+    similar: Similar | None,
+    report: Report,
+) -> ForgetPlan:
+    """Plan from ids: entries that the list has already, new documents, and what goes with them.
+
+    Raises:
+        UserError: the corpus and the list know no such document.
+    """
+    entries, new_ids = _find_listed(session, identifiers)
+    plan = ForgetPlan(entries)
+    if not new_ids:
+        return plan
+    record, state = session.record, session.registry.state()
+    clean = record.current("clean_corpus")
+    documents, copies = _look_up(session, clean, new_ids)
+    named_rows = [row for texts in documents.values() for row in texts]
+    plan.splits = {row["text_hash"]: row["split"] for row in named_rows}
+
+    survivor_of = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
+    derived: Rows = dict(find_derived(record, state, {*documents, *survivor_of}))
+    derived_rows = [row for texts in derived.values() for row in texts]
+    # Short texts are in many documents, so only a person has those dropped that hold one.
+    fewest = 0 if similar == "drop" else FEWEST_NGRAMS
+    plan.signatures = {**_sign(named_rows, fewest), **_sign(derived_rows, FEWEST_NGRAMS)}
+    holders: Rows = defaultdict(list)
+    for row in _find_holders(session, clean, plan, [*named_rows, *derived_rows], report):
+        document = document_of(row["forgotten"])
+        holders[survivor_of.get(document, document)].append(row)
+    holding = [row["id"] for rows in holders.values() for row in rows]
+    derived |= find_derived(record, state, holding)
+    plan.signatures |= _sign([row for name in holding for row in derived[name]], FEWEST_NGRAMS)
+
+    numbering = {*session.settings.raw_corpus.numbered_sources}
+    for document, texts in documents.items():
+        no_text = {"source": texts[0]["source"] if texts else "", "text_hash": None}
+        with_it = list(derived[document])
+        for copy in copies[document]:
+            is_exact = copy["reason"] == EXACT and copy["neighbor"] == document
+            with_it += [{"id": copy["id"], "is_exact": is_exact, **no_text}, *derived[copy["id"]]]
+        if similar != "keep":
+            for holder in holders[document]:
+                with_it += [holder, *derived[holder["id"]]]
+        named = texts or [{"id": document, **no_text}]
+        rows = [*named, *(row | {"survivor": document} for row in with_it)]
+        plan.entries += [_entry(row, decision, similar, numbering) for row in rows]
+        if similar is None:
+            plan.undecided += _why_undecided(document, texts, len(holders[document]))
+    return plan
+
+
+def _find_listed(
+    session: Session, identifiers: Sequence[str]
+) -> tuple[list[ForgottenDocument], list[str]]:
+    """Entries of those that the list has, with what was forgotten with them, and the other ids.
+
+    Texts forgotten before are also known by their hashes, since a row's number may belong to
+    another row by now.
+    """
+    active = read_list(session.record.store, session.settings.name).active
+    owner_of = {entry.id: entry.survivor or entry.id for entry in active}
+    kept_out = {entry.id for entry in active if entry.similarity is None and not entry.numbered}
+    # Of the others only the text is kept out, so by now a corpus may hold the id with another one.
+    others = [name for name in identifiers if name in owner_of and name not in kept_out]
+    back: set[str] = set()
+    clean = session.record.find_current("clean_corpus")
+    if clean and others:
+        back.update(_ids_of(session, clean, pc.field("id").isin(others)))
+    known = {*owner_of, *(entry.text_hash for entry in active)} - back
+    listed_ids = known.intersection(identifiers)
+    owners = {owner_of[name] for name in listed_ids if name in owner_of}
+    # The same text may have been forgotten with several documents.
+    owners |= {entry.survivor or entry.id for entry in active if entry.text_hash in listed_ids}
+    listed = [entry for entry in active if entry.belongs_to(owners)]
+    return listed, [name for name in identifiers if name not in known]
+
+
+def _ids_of(session: Session, clean: Artifact, condition: pc.Expression) -> list[str]:
+    """The ids of a clean corpus's chosen documents, by `id` and `source`.
+
+    What cleaning dropped is in the raw corpus alone; what has left is in the record.
+    """
+    raw = _raw_corpus_of(session, clean)
+    folders = [clean.url, f"{clean.url}/{PAST_FOLDER}", *([raw.url] if raw else [])]
+    documents = open_parts(folders, ["id", "source"])
+    return list(documents.to_table(filter=condition)["id"].to_pylist())
+
+
+def _raw_corpus_of(session: Session, clean: Artifact) -> Artifact | None:
+    return session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
+
+
+def _look_up(session: Session, clean: Artifact, identifiers: Sequence[str]) -> tuple[Rows, Rows]:
+    """Documents with their current and earlier texts, as a corpus and its record have them.
+
+    Returns:
+        Id to `id`, `source`, `split`, `text_hash` and `text` of each text; a copy is found under
+        the id of its survivor, with its own earlier texts. The split is `DROPPED` for a document
+        that cleaning dropped for other reasons than duplication. And id to rows of
+        `decider.DUPLICATE_SCHEMA`, its copies.
+    """
+    copies = _find_copies(clean, identifiers)
+    survivor_of = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
+    documents: Rows = {survivor_of.get(name, name): [] for name in identifiers}
+    columns = ["id", "source", "split", "text_hash", "text"]
+    record = open_parts([clean.url, f"{clean.url}/{PAST_FOLDER}"], columns)
+    condition = pc.field("id").isin(list({*documents, *identifiers}))
+    for row in record.to_table(filter=condition).to_pylist():
+        # A copy has a text of its own from the time before it was one.
+        documents[survivor_of.get(row["id"], row["id"])].append(row)
+    unknown = {name for name, texts in documents.items() if not texts}
+    for row in _find_dropped(session, clean, unknown):
+        unknown.discard(row["id"])
+        if row["text"]:
+            row |= {"split": DROPPED, "text_hash": text_hash(fold(row["text"]))}
+            documents[row["id"]].append(row)
+    for identifier in identifiers:
+        if survivor_of.get(identifier, identifier) in unknown:
+            raise UserError(
+                f"The clean corpus in {clean.url} has no document {identifier!r}, kept or "
+                "dropped, now or before. Check the id: `llm-assets trace --text WORDS` names "
+                "documents that the serving version was trained on."
+            )
+    return documents, copies
+
+
+def _find_copies(clean: Artifact, identifiers: Sequence[str]) -> Rows:
+    """The copies of documents, of which some may be copies themselves, by their survivor."""
+    named = find_duplicates(clean.url, "id", pa.array(identifiers, pa.string()))
+    survivors = pa.array(sorted({*identifiers, *named["survivor"].to_pylist()}), pa.string())
+    copies: Rows = defaultdict(list)
+    for row in find_duplicates(clean.url, "survivor", survivors).to_pylist():
+        copies[row["survivor"]].append(row)
+    return copies
+
+
+def _find_dropped(session: Session, clean: Artifact, identifiers: Collection[str]) -> list[Row]:
+    """Those documents of the raw corpus, cleaned without the filters that dropped them, but
+    otherwise the same, so that the hashes of their texts agree."""
+    raw = _raw_corpus_of(session, clean)
+    if raw is None or not identifiers:
+        return []
+    apart = {"quality_filters": [], "classifiers": [], "minimum_characters": 1}
+    settings = session.settings.clean_corpus.model_copy(update=apart)
+    ids = pa.array(sorted(identifiers), pa.string())
+    found: list[Row] = []
+    for part in find_parts(raw.url, RAW_COLUMNS, "raw_corpus"):
+        if pc.any(pc.is_in(part.read(["id"])["id"], ids)).as_py():
+            rows = part.read([*RAW_COLUMNS, EXAMPLE_COLUMN])
+            rows = prepare_rows(rows.filter(pc.is_in(rows["id"], ids)), settings, None)
+            found += rows.select(RAW_COLUMNS).to_pylist()
+    return found
+
+
+def _sign(rows: Sequence[Row], fewest: int) -> Signatures:
+    """The signatures of those texts that have at least `fewest` n-grams."""
+    signatures = sign({row["text_hash"]: row["text"] for row in rows})
+    return {text: signature for text, signature in signatures.items() if len(signature) >= fewest}
+
+
+def _find_holders(
+    session: Session, clean: Artifact, plan: ForgetPlan, rows: Sequence[Row], report: Report
+) -> list[Row]:
+    """Other documents than the plan's that hold one of these texts, of those that have a signature:
+    rows of `forgotten.SIMILAR_SCHEMA`."""
+    texts = [
+        ForgottenText(id=row["id"], text_hash=row["text_hash"])
+        for row in rows
+        if row["text_hash"] in plan.signatures
+    ]
+    matches = search_corpora(session.record.store, [clean], texts, plan.signatures, report)
+    return [row for row in matches.to_pylist() if row["text_hash"] not in plan.splits]
+
+
+def _entry(
+    row: Row, decision: ForgetDecision, similar: Similar | None, numbering: set[str]
+) -> ForgottenDocument:
+    """The list's entry of a document; `numbering` are the sources that give rows numbers for ids.
+
+    What is `numbered` is kept out by its text. A near copy's own text is not on record, so it is
+    kept out by its id; an exact copy's text is, but not its source.
+    """
+    if row.get("is_exact"):
+        sources = numbering
+    else:
+        sources = numbering & {row["source"]} if row["text_hash"] else set()
+    numbered = any(is_row_number(row["id"], source) for source in sources)
+    values = {name: row[name] for name in row if name in ForgottenDocument.model_fields}
+    own = {**decision.model_dump(), "similar": similar, "numbered": numbered}
+    return ForgottenDocument.model_validate(values | own)
+
+
+def _why_undecided(document: str, texts: Sequence[Row], holders: int) -> list[str]:
+    """Why a person has to decide about other documents with these texts; empty if nobody has to."""
+    if not texts:
+        return []
+    if holders > MOST_SIMILAR:
+        return [f"{holders:,} other documents contain text of {document}, which may be boilerplate"]
+    # A short text that was dropped raises no question: it is in no corpus to compare with.
+    if texts[0]["split"] != DROPPED and not _sign(texts, FEWEST_NGRAMS):
+        words = FEWEST_NGRAMS * NGRAM_SIZE
+        return [
+            f"{document} has fewer than {words} words, too few to distinguish it from other text"
+        ]
+    return []
+
+
+def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
+    """A line for each document: what it was to the versions, or with which it goes."""
+    runs = all_runs(session.record.store, session.registry.state())
+    texts = [
+        entry.model_dump() | {"split": plan.splits.get(entry.text_hash, "")}
+        for entry in plan.entries
+        if entry.text_hash
+    ]
+    exposed = iter(exposures(runs, texts))
+    for entry in plan.entries:
+        if entry.text_hash is None and entry.survivor is None:
+            report(
+                f"{shown_in_line(entry.id)}: dropped by cleaning; its text was in no clean corpus"
+            )
+        elif entry.text_hash is None:
+            report(f"  with it, its copy {shown_in_line(entry.id)}")
+        elif entry.survivor and entry.similarity is None:
+            report(f"  with it, a text made from it: {next(exposed)}")
+        elif entry.survivor:
+            report(f"  with it, a document with its text ({entry.similarity:.0%}): {next(exposed)}")
+        elif plan.splits.get(entry.text_hash) == DROPPED:
+            name = shown_in_line(next(exposed).document)
+            report(f"{name}: dropped by cleaning; its text was in no clean corpus")
+        else:
+            report(str(next(exposed)))
+            if plan.splits.get(entry.text_hash) == "held_out":
+                report("  It is held out: models are compared without it from now on.")
