@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from artifacts.errors import shown
+from artifacts.errors import UserError, shown
 from artifacts.reasons import reason_of
 from llm_assets.cli.commands import cloud, operations, pipeline, text, versions
 from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, say_how_found
@@ -35,6 +35,10 @@ def commands(config: Path | None) -> None:
       llm-assets --config config/manuals.yaml run  build everything and serve the result
       llm-assets status                            what serves, and why
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("The current folder was deleted. Go to another one with cd.") from None
     if config is not None:
         # In the environment, so that programs which are started from here read the same file.
         os.environ[CONFIG_VARIABLE] = str(config)

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from dagster import DagsterInstance
 
+from artifacts.errors import UserError
 from llm_assets.assets.corpus import every_file_was_read
 from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE
@@ -181,6 +182,18 @@ def test_advice_says_how_its_commands_find_the_pipeline_file_that_was_given(
     project.config.unlink()
     absent = project.run("llm-assets", "--config", "absent.yaml", "status").stderr
     assert "`llm-assets init FOLDER_OF_TEXT` writes one" in absent and "export" not in absent
+
+
+@pytest.mark.parametrize("command", ["status", "down", "docs"])
+def test_a_folder_that_was_deleted_under_ones_feet_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    ended = CliRunner().invoke(commands, [command])
+    assert isinstance(ended.exception, UserError), ended
+    assert str(ended.exception) == "The current folder was deleted. Go to another one with cd."
 
 
 @pytest.mark.parametrize("named_by", ["option", "variable"])
