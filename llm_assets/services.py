@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from xmlrpc.client import Fault, ServerProxy
 
 from artifacts.errors import CONFIG_VARIABLE, UserError, install_advice
+from artifacts.leases import local_lease
 from artifacts.program.lifetime import Child
 from artifacts.progress import Report
 from artifacts.storage.files import make_private
@@ -41,6 +42,7 @@ PORT = 3000
 BOARD_PORT = 8012
 STATE_FOLDER = Path(".llm_assets/services")
 WORKSPACE = "workspace.yaml"
+PROGRAMS = Path(sys.executable).parent
 PACKAGES = ("dagster_webserver", "supervisor")
 """Packages of the extra `ui`."""
 START_SECONDS = 300.0
@@ -59,6 +61,8 @@ LOG_TAIL_LINES = 15
 FAILED = ("backoff", "exited", "fatal")
 MARK = "LLM_ASSETS_SERVICES"
 """Environment variable of every service of a folder, with the folder."""
+LOCK_NAME = "start.lock"
+"""File in the state folder that whoever starts the services holds."""
 SESSION_NAME = "session"
 """File in the state folder with the number of the services' session."""
 CONTROL_NAME = "control"
@@ -122,13 +126,6 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
         UserError: the extra `ui` is absent, the folder is no project, a port is taken, or a service
             does not start.
     """
-    state = folder / STATE_FOLDER
-    if read_states(state) is not None:
-        report(
-            f"The services are already running, as {state / CONFIGURATION_NAME} has their commands "
-            "with the ports. To change a port or the pipeline file, first: llm-assets down"
-        )
-        return
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise UserError(install_advice(package) or f"{package} is not installed here")
@@ -137,31 +134,46 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
             f"{folder} has no {WORKSPACE}, so it is not a project. Go to the project's folder, "
             "or make one with: llm-assets init FOLDER_OF_TEXT"
         )
-    # Processes that a killed supervisor left behind still hold the ports.
-    end_leftovers(state)
-    for option, number in (("--port", port), ("--board-port", board_port)):
-        listen(HOST, number, f"port with {option}").close()
-    programs, workspace = Path(sys.executable).parent, ("-w", WORKSPACE)
-    webserver = str(programs / "dagster-webserver")
-    services = {
-        "daemon": [str(programs / "dagster-daemon"), "run", *workspace],
-        "webserver": [webserver, *workspace, "-h", HOST, "-p", str(port)],
-        "board": [str(programs / "llm-assets"), "board", "--port", str(board_port)],
-    }
-    environment = os.environ | {
-        CONFIG_VARIABLE: str(config.absolute()),
-        "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
-    }
-    # `-w` and the name of a module exclude each other.
-    environment.pop("DAGSTER_MODULE_NAME", None)
-    try:
-        start(state, services, environment)
-        _wait(state, (port, board_port), report)
-    except BaseException:
-        # Ctrl-C included: nothing half started remains.
-        stop(state)
-        raise
+    state = folder / STATE_FOLDER
+    make_private(state)
+    # If two started services at once, `down` would know only those of the second.
+    with local_lease(state / LOCK_NAME, lambda who: report(f"waiting for {who}")):
+        if read_states(state) is not None:
+            report(
+                f"The services are already running, as {state / CONFIGURATION_NAME} has their "
+                "commands with the ports. To change a port or the pipeline file, first: "
+                "llm-assets down"
+            )
+            return
+        # Processes that a killed supervisor left behind still hold the ports.
+        end_leftovers(state)
+        for option, number in (("--port", port), ("--board-port", board_port)):
+            listen(HOST, number, f"port with {option}").close()
+        environment = os.environ | {
+            CONFIG_VARIABLE: str(config.absolute()),
+            "PATH": f"{PROGRAMS}:{os.environ.get('PATH', os.defpath)}",
+        }
+        # `-w` and the name of a module exclude each other.
+        environment.pop("DAGSTER_MODULE_NAME", None)
+        try:
+            start(state, _commands(port, board_port), environment)
+            _wait(state, (port, board_port), report)
+        except BaseException:
+            # Ctrl-C included: nothing half started remains.
+            stop(state)
+            raise
     report(f"board: http://{HOST}:{board_port}   UI: http://{HOST}:{port}")
+
+
+def _commands(port: int, board_port: int) -> dict[str, list[str]]:
+    """Name and command of each service."""
+    workspace = ("-w", WORKSPACE)
+    webserver = str(PROGRAMS / "dagster-webserver")
+    return {
+        "daemon": [str(PROGRAMS / "dagster-daemon"), "run", *workspace],
+        "webserver": [webserver, *workspace, "-h", HOST, "-p", str(port)],
+        "board": [str(PROGRAMS / "llm-assets"), "board", "--port", str(board_port)],
+    }
 
 
 def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[str, str]) -> None:

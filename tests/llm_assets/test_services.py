@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from llm_assets import services
 from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE
 from llm_assets.services import ServiceState, find_leftovers
+from tests.stand_ins.processes import free_port
 from tests.waiting import wait_until
 
 SECRET = "postgresql://dagster:hunter2@127.0.0.1/dagster"
@@ -100,6 +102,7 @@ def test_an_address_at_which_nothing_listens_is_not_told(
     folder = state.parent.parent
     source = "{type: files, path: text}"
     (folder / "dagster.yaml").touch()
+    (folder / services.WORKSPACE).touch()
     (folder / "manual.yaml").write_text(
         f"{{name: manual, raw_corpus: {{sources: [{source}]}}, base_model: {{folder: model}}}}"
     )
@@ -108,6 +111,29 @@ def test_an_address_at_which_nothing_listens_is_not_told(
     told = CliRunner().invoke(commands, ["up", "--port", "3100"])
     assert told.exit_code == 0 and "are already running" in told.stdout
     assert "http://" not in told.stdout and str(state / "supervisord.conf") in told.stdout
+
+
+def test_of_two_that_start_the_services_at_once_one_waits_and_finds_them(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = state.parent.parent
+    (folder / services.WORKSPACE).touch()
+    monkeypatch.setattr(services, "STATE_FOLDER", state.relative_to(folder))
+    monkeypatch.setattr(services, "_commands", lambda *ports: {"shell": ["sleep", "600"]})
+    monkeypatch.setattr(services, "_answers", lambda port: True)
+    ports, said = (free_port(), free_port()), list[str]()
+    starts = [
+        threading.Thread(
+            target=services.bring_up, args=(folder, Path("manual.yaml"), *ports, said.append)
+        )
+        for _ in range(2)
+    ]
+    for one in starts:
+        one.start()
+    for one in starts:
+        one.join()
+    assert sum("are already running" in line for line in said) == 1, said
+    assert sum(line.startswith("board: http://") for line in said) == 1, said
 
 
 def test_no_secret_is_in_a_file_or_a_command_line(state: Path) -> None:
