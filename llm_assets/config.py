@@ -6,6 +6,7 @@ The top-level keys are the asset names; each stage's own package defines what st
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -111,6 +112,24 @@ EXAM_FIGURES = "exam_"
 LONGEST_NAME = 63
 """Longest value of Dagster's tags, and longest id of a model or endpoint on Vertex AI
 (`UploadModelRequest.model_id`, `endpoint_id`)."""
+
+
+def name_from(text: str, otherwise: str) -> str:
+    """A pipeline's name made from what people call something.
+
+    Accents are dropped, so that `Bücher` is `bucher`.
+
+    Args:
+        otherwise: the name where nothing is left of the text, and its start where that begins with
+            a digit.
+    """
+    letters = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^a-z0-9]+", "_", letters).strip("_")
+    if not name[:1].isalpha():
+        name = f"{otherwise}_{name}"
+    return name[:LONGEST_NAME].rstrip("_")
+
+
 OWNER = re.compile(r"\b[\w.%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,7}\b|team:.+", re.ASCII)
 """What Dagster accepts as an owner."""
 

@@ -5,7 +5,6 @@ sections of their own (`cluster_config`, `train_config`) or flat.
 """
 
 import json
-import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import Field
 from artifacts.errors import UserError
 from artifacts.settings import Settings
 from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
-from llm_assets.config import LONGEST_NAME, PipelineSettings
+from llm_assets.config import PipelineSettings, name_from
 from llm_assets.settings_file import check_settings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
@@ -130,12 +129,10 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
     """
     settings = _read(path)
     cluster, training = settings.cluster_config, settings.train_config
-    name = re.sub(r"[^a-z0-9_]", "_", settings.model_display_name.lower()).lstrip("_0123456789")
-    name = name[:LONGEST_NAME].rstrip("_")
     model = _model(training.model_checkpoint, revision, path)
     rows = training.batch_size * max(1, cluster.gpu_count) * cluster.node_count
     pipeline = {
-        "name": name or "imported",
+        "name": name_from(settings.model_display_name, "imported"),
         "description": f"{settings.model_display_name}: summaries, as {path.name} asked for.",
         "platform": "google_cloud",
         "store": STORE,

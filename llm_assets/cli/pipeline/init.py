@@ -1,25 +1,19 @@
 """`llm-assets init FOLDER`: a pipeline file for a folder of text, and the files of a project."""
 
-import codecs
-import csv
-import io
 import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import yaml
 
 from artifacts.errors import UserError, shown_in_line
-from artifacts.settings import value_at
-from llm_assets.config import LONGEST_NAME, NAME, PipelineSettings
+from llm_assets.cli.pipeline.columns import plan_columns
+from llm_assets.config import LONGEST_NAME, NAME, PipelineSettings, name_from
 from llm_assets.preflight.check import (
     LOOK_SECONDS,
     OTHER_SECONDS,
@@ -34,186 +28,11 @@ from llm_assets.services import WORKSPACE
 from llm_assets.settings_file import OTHER_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
-from spark_jobs.read.document import EXAMPLES, Fault
-from spark_jobs.read.files.encodings import decode, wide_encoding_of
 from spark_jobs.read.files.find import NoFiles, find_files
-from spark_jobs.read.files.rows import PROSE_WORDS, json_records, table_rows
-from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
-from spark_jobs.read.formats import FORMATS, TABLES, FormatName
-from spark_jobs.read.opened import hash64
-from spark_jobs.read.settings import Files, template_columns
-from spark_jobs.read.source_file import StoredFile
+from spark_jobs.read.formats import FORMATS
+from spark_jobs.read.settings import Files
 
-BODIES = ("text", "content", "body", "article", "document", "markdown", "description")
-TITLES = ("title", "subject", "summary", "name", "headline", "heading")
-QUESTIONS = ("question", "prompt", "instruction", "query", "q")
-ANSWERS = ("answer", "response", "completion", "output", "reply", "a")
-ROWS = 20
-"""First ones of a file that are looked at."""
-SAMPLED_FILES = 1_000
-"""Of a format, that are looked at."""
-NAME_CHARACTERS = 200
-"""Longest name of a column; questionnaires have whole questions for names."""
-HEAD_BYTES = 4 * 1024 * 1024
 THERE = "{path} already exists. Choose another path with --output, or remove the file."
-
-Columns = tuple[str, str]
-"""`text_column` or `text_template`, and its value."""
-
-
-def plan_columns(
-    source: Files, files: list[StoredFile]
-) -> tuple[dict[str, Any], list[FormatName], list[str]]:
-    """Settings of a source that say what the text of its tables is, and what was decided.
-
-    Returns:
-        `text_column` or `text_template`; formats without any column of text; notes.
-    """
-    counts: Counter[Columns] = Counter()
-    without, notes = [], []
-    unnamed: list[str] = []
-    for name in TABLES:
-        of_format = [file for file in files if file.format.name == name]
-        sample = sorted(of_format, key=lambda item: hash64(item.name))[:SAMPLED_FILES]
-        looks = [_look(source, file) for file in sample]
-        records = [rows for rows, _ in looks]
-        unnamed += [fault for _, fault in looks if fault]
-        columns = [text_columns(head) for head in records]
-        counts.update(filter(None, columns))
-        if of_format and not any(columns):
-            without.append(name)
-            reason = "no text column found; name one in a source's `text_column` or `text_template`"
-            if not any(records):
-                reason = "no row can be read"
-            reason = unnamed[0] if name == "csv" and unnamed else f"{reason} ({sample[0].name})"
-            notes.append(f"left out: {len(of_format):,} {name}: {reason}")
-    if not counts:
-        return {}, without, notes
-    if "csv" not in without:
-        notes += [f"mend this table: {message}" for message in unnamed[:EXAMPLES]]
-    # A row takes the first template of which it has all columns, so the largest come first.
-    ordered = sorted(counts, key=lambda item: (-item[1].count("{"), -counts[item]))
-    if len(ordered) == 1:
-        ((key, value),) = ordered
-        settings: dict[str, Any] = {} if value == "text" else {key: value}
-    else:
-        settings = {
-            "text_template": [v if k == "text_template" else f"{{{v}}}" for k, v in ordered]
-        }
-    for key, value in ordered:
-        notes.append(f"tables read by `{key}` ({counts[key, value]:,}): {shown_in_line(value)}")
-    return settings, without, notes
-
-
-def text_columns(records: list[dict[str, Any]]) -> Columns | None:
-    """What to take for the text of records; None where no column has any."""
-    keys = list(dict.fromkeys(key for record in records for key in _keys(record)))
-    prose = [key for key in keys if _is_prose([value_at(record, key) for record in records])]
-    texts = [key for key in keys if any(isinstance(value_at(r, key), str) for r in records)]
-    question, answer = (_first(texts, names) for names in (QUESTIONS, ANSWERS))
-    # Among options such as `a` and `b`, `a` may be wrong, and the answer is only a letter.
-    has_options = {"a", "b"} <= set(map(_last, keys))
-    if question and answer and not has_options:
-        return "text_template", f"Question: {{{question}}}\nAnswer: {{{answer}}}"
-    title, body = _first(texts, TITLES), _first(texts, BODIES)
-    if body and _last(body) == "text":
-        return "text_column", body
-    columns = list(dict.fromkeys([*filter(None, (title if prose or body else None, body)), *prose]))
-    if len(columns) <= 1:
-        return ("text_column", columns[0]) if columns else None
-    labels = {key: _last(key).replace("_", " ").capitalize() for key in columns}
-    lines = [f"{{{k}}}" if k in (title, body) else f"{labels[k]}: {{{k}}}" for k in columns]
-    return "text_template", "\n".join(lines)
-
-
-def _first(keys: list[str], names: tuple[str, ...]) -> str | None:
-    """The key with the first of these names that any key has."""
-    by_name = {_last(key): key for key in reversed(keys)}
-    return next((by_name[name] for name in names if name in by_name), None)
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2].strip().lower()
-
-
-def _keys(record: dict[str, Any]) -> Iterator[str]:
-    """Keys that a template can name, and those within keys."""
-    for key, value in record.items():
-        if isinstance(value, dict):
-            yield from (f"{key}.{inner}" for inner in _keys(value))
-        elif key and not set("{}[]!:") & set(key):
-            yield key
-
-
-def _is_prose(values: list[Any]) -> bool:
-    """Whether texts, or lists of text, have as many words on average as prose has."""
-    parts = [value if isinstance(value, list) else [value] for value in values]
-    joined = [" ".join(part) for part in parts if all(isinstance(item, str) for item in part)]
-    texts = [text for text in joined if text.strip()]
-    return bool(texts) and sum(len(text.split()) for text in texts) >= PROSE_WORDS * len(texts)
-
-
-def _look(source: Files, file: StoredFile) -> tuple[list[dict[str, Any]], str | None]:
-    """The first rows of a file, none if it cannot be read, and why a table has no column names."""
-    content = Content(file, source, lambda number: None)
-    rows = []
-    try:
-        for record in islice(_rows(content), ROWS):
-            rows += [record] if isinstance(record, dict) else []
-    except _UnnamedError as error:
-        return [], f"{file.name}: {error}"
-    except (BadFile, SourceChanged, ValueError, csv.Error, RecursionError):
-        pass  # Those before the fault say what the columns are.
-    return rows, None
-
-
-def _rows(content: Content) -> Iterator[Any]:
-    form = content.file.format
-    if form.name == "json":
-        records = islice(json_records(content), ROWS)
-        yield from (record[0] for record in records if not isinstance(record, Fault))
-        return
-    with content.open() as stream:
-        if form.name == "parquet":
-            batches = pq.ParquetFile(stream).iter_batches(ROWS)
-            yield from (row for batch in batches for row in batch.to_pylist())
-        else:
-            csv.field_size_limit(content.maximum_bytes)
-            head = stream.read(HEAD_BYTES)
-            if encoding := wide_encoding_of(head):
-                text = codecs.getincrementaldecoder(encoding)().decode(head)
-            elif len(head) == HEAD_BYTES:
-                # The head may end in the middle of a character, so only whole lines are decoded.
-                text, _ = decode(head[: head.rfind(b"\n") + 1])
-            else:
-                text, _ = decode(head)
-            table = table_rows(io.StringIO(text, newline=""))
-            rows = list(islice(table, ROWS))
-            _need_names(list(table.fieldnames or []), text_columns(rows))
-            yield from rows
-
-
-class _UnnamedError(Exception):
-    """A table's columns have no names that tell them apart."""
-
-
-def _need_names(names: list[str], columns: Columns | None) -> None:
-    """Raise if the first line holds no names, or if the name of a chosen column is there several
-    times: only the last of these columns would be read."""
-    if any(len(name) > NAME_CHARACTERS for name in names):
-        raise _UnnamedError(
-            f"its first line holds more than {NAME_CHARACTERS} characters in a field, so it seems "
-            "to be text and no column's name; put a line of column names above it"
-        )
-    key, value = columns or ("", "")
-    used = [value] if key == "text_column" else template_columns(value)
-    if repeated := [name for name in used if names.count(name) > 1]:
-        raise _UnnamedError(
-            f"several columns have the name {shown_in_line(repeated[0])!r}, of which only the last "
-            "would be read; rename all but one"
-        )
-
-
 CODE_SHARE = 0.2
 """Share of a folder's files from which on its code is taken for text to learn."""
 TOKENS_PER_STEP = 1024
@@ -259,33 +78,7 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
             nothing in the folder can be read.
     """
     name, path = _choose_file(folder, name, target)
-    everything = Files(
-        type="files",
-        name="text",
-        path=str(folder.resolve()),
-        formats=FORMATS,
-        on_bad_file="quarantine",
-    )
-    try:
-        listing = find_files(everything)
-    except NoFiles as error:
-        raise UserError(
-            f"{shown_in_line(str(folder))} has no files. Put text into it, or name another folder."
-        ) from error
-    columns, without, notes = plan_columns(everything, listing.files)
-    counts = Counter(file.format.name for file in listing.files)
-    if 0 < counts["code"] < CODE_SHARE * len(listing.files):
-        without.append("code")
-        notes.insert(0, f"code files left out (`formats`): {counts['code']:,}")
-    formats = [form for form in FORMATS if counts[form] and form not in without]
-    files = [file for file in listing.files if file.format.name in formats]
-    if not files:
-        raise UserError(
-            f"{shown_in_line(str(folder))} contains no readable text. "
-            f"{'; '.join(notes) or listing.unread}"
-        )
-    source = {"type": "files", "name": "text", "path": everything.path, "formats": formats}
-    source |= {**columns, "on_bad_file": "quarantine"}
+    source, notes = _plan_source(folder)
     values: dict[str, Any] = {
         "name": name,
         "description": f"A model that knows {folder.resolve().name}.",
@@ -299,6 +92,7 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
             f"written: {'; '.join([*notes, *text.lines(None)[1:]])}."
             + "".join(f"\n  {message}" for message in text.messages)
         )
+    # Only now, since the look is at the folder's own text.
     values["raw_corpus"]["sources"].append(REPLAYED)
     values |= _choices(text)
     if port := _other_port():
@@ -306,16 +100,7 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
         notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
     settings = PipelineSettings.model_validate(values)
     command = f"llm-assets --config {shlex.quote(str(path))}"
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(_HEADER.format(command=command))
-            yaml.dump(values, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    except FileExistsError as error:
-        # Somebody else wrote it while the folder was examined, which takes up to a minute.
-        raise UserError(THERE.format(path=path)) from error
-    summary = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
-    size = sum(file.size for file in files) / 1e6
-    notes = [f"{len(files):,} files, {size:,.1f} MB: {summary}", *notes]
+    _write(path, values, command)
     notes += text.lines(command)
     held_out, obstacle = describe_held_out(settings, text)
     if obstacle is None:
@@ -326,9 +111,7 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
 def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[str, Path]:
     """The pipeline's name and file; raises UserError where there cannot be such ones."""
     if name is None:
-        slug = re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_") or "text"
-        name = slug if slug[0].isalpha() else f"text_{slug}"
-        name = name[:LONGEST_NAME].rstrip("_")
+        name = name_from(folder.resolve().name, "text")
     elif not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
         raise UserError(
             f"--name {shown_in_line(name)!r}: a pipeline's name is at most {LONGEST_NAME} "
@@ -346,21 +129,32 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     return name, path
 
 
-_HEADER = """# Written by llm-assets init. All keys: llm-assets docs settings
-# Run the pipeline with: {command} run
-"""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes a template as people would."""
-
-
-def _lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _lines)
+def _plan_source(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The source that reads what a folder has, and what it reads and leaves out, in words; raises
+    UserError where nothing there can be read."""
+    values = {"type": "files", "name": "text", "path": str(folder.resolve())}
+    everything = Files.model_validate(values | {"formats": FORMATS, "on_bad_file": "quarantine"})
+    try:
+        listing = find_files(everything)
+    except NoFiles as error:
+        raise UserError(
+            f"{shown_in_line(str(folder))} has no files. Put text into it, or name another folder."
+        ) from error
+    columns, without, notes = plan_columns(everything, listing.files)
+    counts = Counter(file.format.name for file in listing.files)
+    if 0 < counts["code"] < CODE_SHARE * len(listing.files):
+        without.append("code")
+        notes.insert(0, f"code files left out (`formats`): {counts['code']:,}")
+    formats = [form for form in FORMATS if counts[form] and form not in without]
+    if not formats:
+        raise UserError(
+            f"{shown_in_line(str(folder))} contains no readable text. "
+            f"{'; '.join(notes) or listing.unread}"
+        )
+    sizes = [file.size for file in listing.files if file.format.name in formats]
+    summary = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
+    notes.insert(0, f"{len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB: {summary}")
+    return {**values, "formats": formats, **columns, "on_bad_file": "quarantine"}, notes
 
 
 WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2
@@ -403,6 +197,33 @@ def _other_port() -> int | None:
             listen("127.0.0.1", port).close()
             return port if port != DEFAULT_PORT else None
     return None
+
+
+_HEADER = """# Written by llm-assets init. All keys: llm-assets docs settings
+# Run the pipeline with: {command} run
+"""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a template as people would."""
+
+
+def _lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _lines)
+
+
+def _write(path: Path, values: dict[str, Any], command: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(_HEADER.format(command=command))
+            yaml.dump(values, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    except FileExistsError as error:
+        # Somebody else wrote it while the folder was examined, which takes up to a minute.
+        raise UserError(THERE.format(path=path)) from error
 
 
 def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:

@@ -89,7 +89,7 @@ def test_a_preset_is_shipped_as_what_it_is_imported_as(preset: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("display", "name"), [("2nd T5 (small)", "nd_t5__small"), ("t" * 62 + "-5", "t" * 62)]
+    ("display", "name"), [("2nd T5 (small)", "imported_2nd_t5_small"), ("t" * 62 + "-5", "t" * 62)]
 )
 def test_a_display_name_becomes_a_name_that_vertex_ai_takes(
     display: str, name: str, tmp_path: Path

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 from artifacts.errors import CONFIG_VARIABLE, UserError, make_command
 from llm_assets.cli.main import commands
+from llm_assets.cli.pipeline.columns import plan_columns
 from llm_assets.cli.pipeline.init import (
     LEAST_STEPS,
     REPLAY_SHARE,
     TRAINING_SECONDS,
     InitResult,
-    plan_columns,
     write_pipeline,
     write_project,
 )
@@ -360,16 +360,6 @@ def test_a_table_that_is_removed_meanwhile_does_not_end_the_look_at_columns(tmp_
     assert plan_columns(source, found)[0] == {"text_column": "body"}
 
 
-def test_a_file_that_is_there_is_never_replaced(manuals: Path, tmp_path: Path) -> None:
-    settings_for(manuals)
-    with pytest.raises(UserError, match=r"made.yaml already exists.*--output"):
-        settings_for(manuals)
-    link = tmp_path / "link.yaml"
-    link.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"link.yaml already exists.*--output"):
-        write_pipeline(manuals, None, link)
-
-
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
@@ -379,7 +369,8 @@ def test_a_file_that_is_there_is_never_replaced(manuals: Path, tmp_path: Path) -
         ("--name", "a" * 64, "at most 63 lowercase letters, digits and underscores"),
         ("--name", "dagster", "dagster.yaml is a file of another kind"),
         ("--output", "nowhere/x.yaml", "there is no folder nowhere"),
-        ("--output", "taken.yaml", "taken.yaml already exists"),
+        ("--output", "taken.yaml", "taken.yaml already exists. Choose another path with --output"),
+        ("--output", "link.yaml", "link.yaml already exists. Choose another path with --output"),
     ],
 )
 def test_a_name_or_place_that_cannot_be_is_refused_before_the_folder_is_read(
@@ -387,6 +378,7 @@ def test_a_name_or_place_that_cannot_be_is_refused_before_the_folder_is_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("taken.yaml").write_text("")
+    Path("link.yaml").symlink_to("nowhere.yaml")
     Path("unreadable").mkdir()  # Reading it would end with another message.
 
     ended = CliRunner().invoke(commands, ["init", "unreadable", option, value])
@@ -394,9 +386,17 @@ def test_a_name_or_place_that_cannot_be_is_refused_before_the_folder_is_read(
     assert isinstance(ended.exception, UserError) and told in str(ended.exception)
 
 
-@pytest.mark.parametrize("folder", ["a" * 100, "9" + "b" * 56 + " c"])
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("a" * 100, "a" * 63),
+        ("9" + "b" * 56 + " c", "text_9" + "b" * 56),
+        ("Handbücher (Größe [2])", "handbucher_grosse_2"),
+        ("手册", "text"),
+    ],
+)
 def test_a_folder_of_any_name_gives_a_pipeline_that_dagster_takes(
-    manuals: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+    manuals: Path, monkeypatch: pytest.MonkeyPatch, folder: str, name: str
 ) -> None:
     monkeypatch.chdir(manuals.parent)
     named = manuals.rename(manuals.parent / folder)
@@ -405,7 +405,7 @@ def test_a_folder_of_any_name_gives_a_pipeline_that_dagster_takes(
 
     assert ended.exit_code == 0, ended.output
     settings = load_settings(Path("made.yaml"))
-    assert not settings.name.endswith("_")
+    assert settings.name == name
     build_definitions(settings, "made.yaml").resolve_job_def("retraining")
 
 

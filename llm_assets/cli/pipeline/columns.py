@@ -1,0 +1,189 @@
+"""What the text of a folder's tables is: the columns that `init` writes into the pipeline file."""
+
+import codecs
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from artifacts.errors import shown_in_line
+from artifacts.settings import value_at
+from spark_jobs.read.document import EXAMPLES, Fault
+from spark_jobs.read.files.encodings import decode, wide_encoding_of
+from spark_jobs.read.files.rows import PROSE_WORDS, json_records, table_rows
+from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
+from spark_jobs.read.formats import TABLES, FormatName
+from spark_jobs.read.opened import hash64
+from spark_jobs.read.settings import Files, template_columns
+from spark_jobs.read.source_file import StoredFile
+
+BODIES = ("text", "content", "body", "article", "document", "markdown", "description")
+TITLES = ("title", "subject", "summary", "name", "headline", "heading")
+QUESTIONS = ("question", "prompt", "instruction", "query", "q")
+ANSWERS = ("answer", "response", "completion", "output", "reply", "a")
+ROWS = 20
+"""First ones of a file that are looked at."""
+SAMPLED_FILES = 1_000
+"""Of a format, that are looked at."""
+NAME_CHARACTERS = 200
+"""Longest name of a column; questionnaires have whole questions for names."""
+HEAD_BYTES = 4 * 1024 * 1024
+
+Columns = tuple[str, str]
+"""`text_column` or `text_template`, and its value."""
+DEFAULT_COLUMN: Columns = ("text_column", "text")
+"""Where a source names no other."""
+
+
+def plan_columns(
+    source: Files, files: list[StoredFile]
+) -> tuple[dict[str, Any], list[FormatName], list[str]]:
+    """Settings of a source that say what the text of its tables is, and what was decided.
+
+    Returns:
+        `text_column` or `text_template`; formats without any column of text; notes.
+    """
+    counts: Counter[Columns] = Counter()
+    without, notes = [], []
+    for name in TABLES:
+        of_format = [file for file in files if file.format.name == name]
+        sample = sorted(of_format, key=lambda item: hash64(item.name))[:SAMPLED_FILES]
+        looks = [_look(source, file) for file in sample]
+        columns = [text_columns(rows) for rows, _ in looks]
+        counts.update(filter(None, columns))
+        faults = [fault for _, fault in looks if fault]
+        if any(columns):
+            notes += [f"mend this table: {fault}" for fault in faults[:EXAMPLES]]
+        elif sample:
+            reason = f"no row can be read ({sample[0].name})"
+            if any(rows for rows, _ in looks):
+                reason = (
+                    "no text column found; name one in a source's `text_column` or `text_template` "
+                    f"({sample[0].name})"
+                )
+            without.append(name)
+            notes.append(f"left out: {len(of_format):,} {name}: {(faults or [reason])[0]}")
+    # A row takes the first template of which it has all columns, so the largest come first.
+    ordered = sorted(counts, key=lambda item: (-item[1].count("{"), -counts[item]))
+    settings: dict[str, Any] = {}
+    if len(ordered) > 1:
+        templates = [value if key == "text_template" else f"{{{value}}}" for key, value in ordered]
+        settings = {"text_template": templates}
+    elif ordered and ordered != [DEFAULT_COLUMN]:
+        settings = dict(ordered)
+    for key, value in ordered:
+        notes.append(f"tables read by `{key}` ({counts[key, value]:,}): {shown_in_line(value)}")
+    return settings, without, notes
+
+
+def _look(source: Files, file: StoredFile) -> tuple[list[dict[str, Any]], str | None]:
+    """The first rows of a file, none if it cannot be read, and why a table has no column names."""
+    content = Content(file, source, lambda number: None)
+    rows = []
+    try:
+        for record in islice(_rows(content), ROWS):
+            rows += [record] if isinstance(record, dict) else []
+    except _UnnamedError as error:
+        return [], f"{file.name}: {error}"
+    except (BadFile, SourceChanged, ValueError, csv.Error, RecursionError):
+        pass  # Those before the fault say what the columns are.
+    return rows, None
+
+
+def _rows(content: Content) -> Iterator[Any]:
+    form = content.file.format
+    if form.name == "json":
+        records = islice(json_records(content), ROWS)
+        yield from (record[0] for record in records if not isinstance(record, Fault))
+        return
+    with content.open() as stream:
+        if form.name == "parquet":
+            batches = pq.ParquetFile(stream).iter_batches(ROWS)
+            yield from (row for batch in batches for row in batch.to_pylist())
+        else:
+            csv.field_size_limit(content.maximum_bytes)
+            head = stream.read(HEAD_BYTES)
+            if encoding := wide_encoding_of(head):
+                text = codecs.getincrementaldecoder(encoding)().decode(head)
+            elif len(head) == HEAD_BYTES:
+                # The head may end in the middle of a character, so only whole lines are decoded.
+                text, _ = decode(head[: head.rfind(b"\n") + 1])
+            else:
+                text, _ = decode(head)
+            table = table_rows(io.StringIO(text, newline=""))
+            rows = list(islice(table, ROWS))
+            _need_names(list(table.fieldnames or []), text_columns(rows))
+            yield from rows
+
+
+class _UnnamedError(Exception):
+    """A table's columns have no names that tell them apart."""
+
+
+def _need_names(names: list[str], columns: Columns | None) -> None:
+    """Raise if the first line holds no names, or if the name of a chosen column is there several
+    times: only the last of these columns would be read."""
+    if any(len(name) > NAME_CHARACTERS for name in names):
+        raise _UnnamedError(
+            f"its first line holds more than {NAME_CHARACTERS} characters in a field, so it seems "
+            "to be text and no column's name; put a line of column names above it"
+        )
+    key, value = columns or ("", "")
+    used = [value] if key == "text_column" else template_columns(value)
+    if repeated := [name for name in used if names.count(name) > 1]:
+        raise _UnnamedError(
+            f"several columns have the name {shown_in_line(repeated[0])!r}, of which only the last "
+            "would be read; rename all but one"
+        )
+
+
+def text_columns(records: list[dict[str, Any]]) -> Columns | None:
+    """What to take for the text of records; None where no column has any."""
+    keys = list(dict.fromkeys(key for record in records for key in _keys(record)))
+    prose = [key for key in keys if _is_prose([value_at(record, key) for record in records])]
+    texts = [key for key in keys if any(isinstance(value_at(r, key), str) for r in records)]
+    question, answer = (_first(texts, names) for names in (QUESTIONS, ANSWERS))
+    # Among options such as `a` and `b`, `a` may be wrong, and the answer is only a letter.
+    has_options = {"a", "b"} <= set(map(_last, keys))
+    if question and answer and not has_options:
+        return "text_template", f"Question: {{{question}}}\nAnswer: {{{answer}}}"
+    title, body = _first(texts, TITLES), _first(texts, BODIES)
+    if body and _last(body) == "text":
+        return "text_column", body
+    columns = list(dict.fromkeys([*filter(None, (title if prose or body else None, body)), *prose]))
+    if len(columns) <= 1:
+        return ("text_column", columns[0]) if columns else None
+    labels = {key: _last(key).replace("_", " ").capitalize() for key in columns}
+    lines = [f"{{{k}}}" if k in (title, body) else f"{labels[k]}: {{{k}}}" for k in columns]
+    return "text_template", "\n".join(lines)
+
+
+def _first(keys: list[str], names: tuple[str, ...]) -> str | None:
+    """The key with the first of these names that any key has."""
+    by_name = {_last(key): key for key in reversed(keys)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2].strip().lower()
+
+
+def _keys(record: dict[str, Any]) -> Iterator[str]:
+    """Keys that a template can name, and those within keys."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from (f"{key}.{inner}" for inner in _keys(value))
+        elif key and not set("{}[]!:") & set(key):
+            yield key
+
+
+def _is_prose(values: list[Any]) -> bool:
+    """Whether texts, or lists of text, have as many words on average as prose has."""
+    parts = [value if isinstance(value, list) else [value] for value in values]
+    joined = [" ".join(part) for part in parts if all(isinstance(item, str) for item in part)]
+    texts = [text for text in joined if text.strip()]
+    return bool(texts) and sum(len(text.split()) for text in texts) >= PROSE_WORDS * len(texts)
