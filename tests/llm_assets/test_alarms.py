@@ -10,7 +10,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from llm_assets import alarms
 from llm_assets.cli.session import Session
-from llm_assets.cli.versions import screen, status_of
+from llm_assets.cli.status import screen, status_of
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE
 from llm_assets.config import TrainingRunnerSettings, load_settings
 from llm_assets.history import RUNS_DATABASE, Activity, read_activity, sqlite_folder

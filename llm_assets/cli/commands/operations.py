@@ -163,7 +163,7 @@ def board(port: int) -> None:
       llm-assets board --port 8013
     """
     from llm_assets.board.server import open_board, serve_board
-    from llm_assets.cli.versions import status_of
+    from llm_assets.cli.status import status_of
 
     session = open_session()
     # The board also shows a registry and a store that have no history of runs.

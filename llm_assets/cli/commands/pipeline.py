@@ -98,7 +98,7 @@ def status(as_json: bool) -> None:
       llm-assets status
       llm-assets status --json | jq .served
     """
-    from llm_assets.cli.versions import screen, status_of
+    from llm_assets.cli.status import screen, status_of
 
     tell_of_other_home()
     state = status_of(open_session())

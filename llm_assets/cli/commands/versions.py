@@ -225,7 +225,7 @@ def explain(version: int, text: str | None, as_json: bool) -> None:
       llm-assets explain 1
       llm-assets explain 1 --text "Return the eigenvalues"
     """
-    from llm_assets.cli.text.trace import tell_version
+    from llm_assets.cli.versions import tell_version
 
     tell_version(open_session(), version, text, as_json, click.echo)
 

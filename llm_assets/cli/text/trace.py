@@ -3,49 +3,12 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
-from artifacts.errors import shown, shown_in_line
+from artifacts.errors import shown_in_line
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
-from llm_assets.tracing import explain as provenance
 from llm_assets.tracing.trace import AnswerToTrace, Trace, Tracer
-from llm_assets.tracing.training_text import KEEP, Source
-
-DOCUMENTS_SHOWN = 20
-
-
-def tell_version(
-    session: Session, number: int, text: str | None, as_json: bool, report: Report
-) -> None:
-    """Say what stands behind a version, and what it was trained on of a piece of text."""
-    store, state = session.record.store, session.registry.state()
-    version = state.get(number)
-    hits = provenance.find_passages(store, state, version, text) if text is not None else None
-    if as_json:
-        explanation: dict[str, Any] = provenance.explain_as_json(store, state, version)
-        report(json.dumps(explanation | (asdict(hits) if hits else {"documents": []}), indent=2))
-        return
-    if hits is None:
-        report(shown(provenance.explain(store, state, version)))
-        return
-    taught = sum(document.is_trained for document in hits.documents)
-    if hits.documents:
-        report(
-            f"{len(hits.documents):,} document(s) in the corpora behind version {number} contain "
-            f"this text; the version was trained on {taught:,} of them."
-        )
-    elif hits.searched:
-        report(f"No document in the corpora behind version {number} contains this text.")
-    for document in hits.documents[:DOCUMENTS_SHOWN]:
-        report(f"  {document}")
-    if len(hits.documents) > DOCUMENTS_SHOWN:
-        report(f"  and {len(hits.documents) - DOCUMENTS_SHOWN:,} more, which --json lists")
-    for missing in hits.missing:
-        report(f"Not searched: {missing}.")
-    if hits.missing:
-        report(KEEP)
-
+from llm_assets.tracing.training_text import Source
 
 STRETCHES_SHOWN = 10
 

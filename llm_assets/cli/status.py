@@ -1,0 +1,161 @@
+"""`llm-assets status`: what serves, runs and waits, and what a person has to do about it."""
+
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from artifacts.errors import materialize_command
+from artifacts.reasons import reason_of
+from llm_assets.alarms import Alarm, find_alarms
+from llm_assets.cli.session import Session
+from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.folder import endpoint_status
+from llm_assets.history import read_activity
+from llm_assets.registry.state import RegistryState
+from llm_assets.services import STATE_FOLDER, read_states
+
+MACHINES_SECONDS = 60.0
+ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
+
+
+def status_of(session: Session) -> dict[str, Any]:
+    """The pipeline's state, as JSON values.
+
+    Keys: `pipeline`, `platform`, `champion` and `wanted` (version numbers, None before there are
+    any), `served` (None if nothing answers, or if Vertex AI serves), `last_verdict` (of the
+    gate, with a person's last `decision` on that version), `running`, `waiting` (why sensors launch
+    nothing), `services` (name to state; None where they are down), `machines` (jobs on Google Cloud
+    with what they cost so far), `alarms` (each with `alert`, `text` and `remedy`) and `artifacts`
+    (asset to fingerprint and date).
+    """
+    state = session.registry.state()
+    champion, wanted = state.find("champion"), state.find("wanted")
+    history = session.record.history().assets
+    activity, states = read_activity(Path.cwd(), session.settings), read_states(STATE_FOLDER)
+    services = None if states is None else {service.name: service.state for service in states}
+    machines, cloud_alarms = _machines(session.settings)
+    alarms = find_alarms(session.settings, session.record.store, activity, services is not None)
+    return {
+        "pipeline": session.settings.name,
+        "platform": session.settings.platform,
+        "champion": champion.version if champion else None,
+        "wanted": wanted.version if wanted else None,
+        "served": _served(session),
+        "last_verdict": _last_verdict(state),
+        "running": list(activity.runs),
+        "waiting": list(activity.ticks),
+        "services": services,
+        "machines": machines,
+        "alarms": [asdict(alarm) for alarm in (*cloud_alarms, *alarms)],
+        "artifacts": {
+            asset: {
+                "fingerprint": history[asset].current.fingerprint,
+                "since": history[asset].current.since.isoformat(timespec="seconds"),
+            }
+            for asset in ASSETS
+            if asset in history
+        },
+    }
+
+
+def screen(status: dict[str, Any]) -> list[str]:
+    """The same in words, a line each."""
+    served = status["served"]
+    services = [f"{name} {state}" for name, state in (status["services"] or {}).items()]
+    lines = [
+        f"pipeline      {status['pipeline']}",
+        *(
+            f"{alias:<14}" + ("none" if status[alias] is None else f"version {status[alias]}")
+            for alias in ("champion", "wanted")
+        ),
+        f"served        {_describe(served, status['platform'])}",
+        *_say_verdict(status["last_verdict"]),
+        f"running       {', '.join(status['running']) or 'nothing'}",
+        f"services      {', '.join(services) or 'down; `llm-assets up` starts them'}",
+        *(f"waiting       {why}" for why in status["waiting"]),
+        *(f"machines      {job}" for job in status["machines"]),
+        *(f"alarm         {Alarm(**alarm)}" for alarm in status["alarms"]),
+    ]
+    if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
+        lines.append(
+            "The wanted version is not serving. To serve it: " + materialize_command("endpoint")
+        )
+    artifacts = status["artifacts"]
+    lines += [
+        f"{asset:<17} {artifact['since']}  {artifact['fingerprint']}"
+        for asset, artifact in artifacts.items()
+    ]
+    return lines
+
+
+def _served(session: Session) -> dict[str, Any] | None:
+    endpoint = endpoint_status(session.settings)
+    if endpoint is None:
+        return None
+    shares = {route.version: route.share for route in endpoint.routes if route.share > 0}
+    return {"url": endpoint.url, "phase": endpoint.phase, "versions": shares}
+
+
+def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
+    if not state.verdicts:
+        return None
+    verdict = state.verdicts[-1]
+    version = state.find_model(verdict.weights)
+    decision = next(iter(state.decisions_of(verdict.weights)[-1:]), None)
+    return {
+        "version": version.version if version else None,
+        "promoted": verdict.promoted,
+        "summary": verdict.summary,
+        "at": verdict.at.isoformat(timespec="seconds"),
+        "decision": decision and decision.model_dump(mode="json", exclude={"weights"}),
+    }
+
+
+def _machines(settings: PipelineSettings) -> tuple[list[str], list[Alarm]]:
+    """The jobs of a pipeline with work on Google Cloud, and alarms if they cannot be listed."""
+    if not settings.uses_cloud:
+        return [], []
+    try:
+        machines, faults = _listed_machines(int(monotonic() / MACHINES_SECONDS))
+    except Exception as error:  # Whatever keeps Google from answering: the rest is told.
+        machines, faults = [], [reason_of(error) or repr(error)]
+    text = "The machines on Google Cloud cannot be listed: "
+    return machines, [
+        Alarm("StateUnreadable", text + fault, "`llm-assets check`") for fault in faults
+    ]
+
+
+@lru_cache(maxsize=1)
+def _listed_machines(_minute: int) -> tuple[list[str], list[str]]:
+    # Cached for a minute: the board asks for every reader of its first page, and each call asks all
+    # services over the network.
+    from llm_assets.cloud.settings import load_cloud_settings
+    from llm_assets.cloud.spending import active_jobs
+
+    jobs, faults = active_jobs(load_cloud_settings())
+    return [job.line() for job in jobs], faults
+
+
+def _say_verdict(verdict: dict[str, Any] | None) -> list[str]:
+    """The last verdict, and what a person decided about the version that it was on."""
+    if verdict is None:
+        return ["last verdict  none"]
+    version, decision = f"version {verdict['version']}", verdict["decision"]
+    outcome = "promoted" if verdict["promoted"] else "rejected"
+    lines = [f"last verdict  {version} {outcome}. {verdict['summary']}"]
+    if decision:
+        outcome = "approved" if decision["approved"] else "rejected"
+        who = f"{outcome} by {decision['name']} on {decision['at'][:10]}"
+        lines.append(f"decision      {version} {who}: {decision['reason']}")
+    return lines
+
+
+def _describe(served: dict[str, Any] | None, platform: str) -> str:
+    if served is None:
+        return "not running" if platform == "local" else "by Vertex AI, which is not asked here"
+    shares = ", ".join(
+        f"version {name} ({share:.0%})" for name, share in served["versions"].items()
+    )
+    return f"{shares or 'no version yet'} at {served['url']}, {served['phase'].replace('_', ' ')}"
