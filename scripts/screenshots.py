@@ -1,12 +1,11 @@
-"""Takes the pictures of docs/images from a running UI, and others to look at.
+"""Takes the pictures of docs/images from a running UI and board.
 
     make run && make ui                   # apt-get install chromium; in a project's folder
-    python -m scripts.screenshots --all /tmp/pictures
+    python -m scripts.screenshots docs/images
     llm-assets board &                    # and then those of the board
     python -m scripts.screenshots --board docs/images
 
-Without --all, only the pictures that the docs show are taken. The tests walk the board by the same
-pages and clicks.
+The tests walk the board by the same pages and clicks.
 """
 
 import argparse
@@ -22,11 +21,6 @@ from PIL import Image
 from tests.browser import Browser, browser
 
 LOCATION = "llm_assets"
-DOCS = (
-    *("asset_graph", "automation", "source_text_changed", "launchpad", "run"),
-    *("eval_metrics", "endpoint_plots", "model_version_checks", "experiments_partitions"),
-)
-"""Those that docs/ shows."""
 COLORS = 128
 """Of a palette, which keeps a picture under 60 KB."""
 SETTLED_SECONDS = 1.5
@@ -34,15 +28,7 @@ MOST_LOOKS = 12
 ANSWERED = "(time) => time.textContent.includes('request')"
 LOADING = "[class*=shimmer], [class*=Shimmer], [class*=spinner], [class*=Spinner]"
 WIDTH, HEIGHT = 1360, 860
-ASSETS = (
-    *("raw_corpus", "clean_corpus", "tokenized_shards", "base_model"),
-    *("checkpoint", "eval_metrics", "model_version", "endpoint", "experiments"),
-)
-JOBS = ("retraining", "evaluation", "redeployment", "rollback", "cleaning")
-SENSORS = ("source_text_changed", "base_model_changed", "serving_quality", "endpoint_follows")
-SCHEDULES = ("weekly_retraining", "weekly_cleaning")
 NEWEST_RUN = "{ runsOrError(limit: 1) { ... on Runs { results { runId } } } }"
-PLOTS = "_plots"
 BOARD = {
     "board_now": "/",
     "board_versions": "/versions",
@@ -53,6 +39,7 @@ BOARD = {
     "board_decide": "/decide",
 }
 BOARD_DOCS = ("board_now", "board_ask", "board_compare")
+"""Those of the board that docs/ shows."""
 
 
 def pages(prefix: str, run: str) -> dict[str, str]:
@@ -62,26 +49,18 @@ def pages(prefix: str, run: str) -> dict[str, str]:
         prefix: of the asset keys, with a slash at its end; empty for none.
         run: id of the run that is shown.
     """
-    found = {
+    place, assets = f"/locations/{LOCATION}", f"/assets/{quote(prefix)}"
+    return {
         "asset_graph": "/asset-groups/",
-        "catalog": "/assets",
-        "runs": "/runs",
-        "run": f"/runs/{run}",
         "automation": "/automation",
-        "jobs": "/jobs",
+        "run": f"/runs/{run}",
+        "source_text_changed": f"{place}/sensors/source_text_changed",
+        "launchpad": f"{place}/jobs/retraining/playground",
+        "eval_metrics": f"{assets}eval_metrics?view=overview",
+        "endpoint_plots": f"{assets}endpoint?view=overview",
+        "model_version_checks": f"{assets}model_version?view=checks",
+        "experiments_partitions": f"{assets}experiments?view=partitions",
     }
-    place = f"/locations/{LOCATION}"
-    found |= {name: f"{place}/sensors/{name}" for name in SENSORS}
-    found |= {name: f"{place}/schedules/{name}" for name in SCHEDULES}
-    for job in JOBS:
-        name = "launchpad" if job == "retraining" else f"launchpad_{job}"
-        found[name] = f"{place}/jobs/{job}/playground"
-    for asset in ASSETS:
-        path = f"/assets/{quote(prefix + asset)}?view="
-        found[asset] = found[asset + PLOTS] = f"{path}overview"
-        found |= {f"{asset}_{view}": path + view for view in ("events", "checks", "lineage")}
-    found["experiments_partitions"] = f"/assets/{quote(prefix)}experiments?view=partitions"
-    return found
 
 
 def newest_run(url: str) -> str:
@@ -110,11 +89,11 @@ def picture(page: Browser, url: str, path: Path, height: int) -> None:
         page.wait_for(f"[...document.querySelectorAll('.time')].every({ANSWERED})")
         click(page, ".traced summary")
         page.evaluate("scrollTo(0, 0)")
-    if path.stem == SENSORS[0]:
+    if path.stem == "source_text_changed":
         click(page, "button, a", "requested")
     if path.stem == "experiments_partitions":
         click(page, "[title]", "=")
-    if path.stem.endswith(PLOTS):
+    if path.stem == "endpoint_plots":
         click(page, "a, button", "Plots")
     shown, before = b"", None
     for _ in range(MOST_LOOKS):
@@ -137,17 +116,19 @@ def main() -> None:
     parser.add_argument("--prefix", default="", help="of the asset keys, such as `manuals/`")
     parser.add_argument("--run", help="id of the run to show; the newest by default")
     parser.add_argument("--height", type=int, default=HEIGHT, help="of the window, in pixels")
-    parser.add_argument("--only", nargs="*", default=(), help="names of pictures")
-    parser.add_argument("--all", action="store_true", help="of every page, not of the docs' alone")
+    parser.add_argument("--only", nargs="+", help="names of pictures")
     given = parser.parse_args()
-    chosen = BOARD_DOCS if given.board else DOCS
     given.folder.mkdir(parents=True, exist_ok=True)
     url = given.url or f"http://127.0.0.1:{8012 if given.board else 3000}"
     httpx.get(url, follow_redirects=True).raise_for_status()
-    shown = BOARD if given.board else pages(given.prefix, given.run or newest_run(url))
+    shown = (
+        {name: BOARD[name] for name in BOARD_DOCS}
+        if given.board
+        else pages(given.prefix, given.run or newest_run(url))
+    )
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
         for name, path in shown.items():
-            if name in given.only or (not given.only and (given.all or name in chosen)):
+            if given.only is None or name in given.only:
                 picture(page, url + path, given.folder / f"{name}.png", height=given.height)
 
 
