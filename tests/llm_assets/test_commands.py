@@ -40,11 +40,6 @@ def test_check_says_how_long_a_training_takes_as_fast_as_the_last_one(served: Pr
     assert re.search(speed, told)
 
 
-def test_the_status_says_what_came_of_the_last_candidate(served: Project) -> None:
-    assert "last verdict  version 1 promoted. On held-out text" in ask(served, "status")
-    assert json.loads(ask(served, "status", "--json"))["last_verdict"]["promoted"]
-
-
 def test_a_piece_of_text_is_traced_to_the_rows_that_hold_it(served: Project) -> None:
     text = tiny_texts(240)[7]
     found = ask(served, "explain", "1", "--text", text)

@@ -100,12 +100,6 @@ def test_sparks_own_settings_are_shown_and_may_be_others_for_one_run(project: Pr
     assert (pages and pages.value) == session.sparkContext.uiWebUrl
 
 
-def test_only_what_differs_from_the_file_counts(project: Project) -> None:
-    section = load_settings(project.config).clean_corpus
-    given = {"minimum_characters": 40, "split": {"validation": 0.1, "held_out": 0.3}}
-    assert overrides(section, given, "clean_corpus") == {"clean_corpus.split.held_out": 0.3}
-
-
 def test_a_section_of_the_file_may_be_left_out_of_one_run(project: Project) -> None:
     text = project.config.read_text()
     project.config.write_text(text.replace("checkpoint:\n", "checkpoint:\n  lora: {rank: 8}\n"))
