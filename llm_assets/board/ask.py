@@ -87,11 +87,9 @@ def routes(board: Board) -> list[BaseRoute]:
 
     async def stream(request: Request) -> Response:
         status = endpoint_status(board.settings)
-        if status is None:
-            return unavailable(
-                "The endpoint is not running. Start it with: llm-assets run"
-            ).response()
         try:
+            if status is None:
+                raise UserError("The endpoint is not running. Start it with: llm-assets run")
             client = httpx.AsyncClient(**status.client_options(), timeout=SECONDS)
         except UserError as error:
             return unavailable(str(error)).response()

@@ -8,7 +8,7 @@ what is shown was read in training; it is not claimed to be the reason for the a
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -139,17 +139,17 @@ class Trace:
 
     version: int
     answer: str
-    shortest: int
+    shortest: int = SHORTEST
     """Tokens of the shortest stretch that was looked for."""
-    verbatim: list[QuotedSpan]
+    verbatim: list[QuotedSpan] = field(default_factory=list)
     """Longest first, none inside another."""
-    near: list[SimilarDocument]
+    near: list[SimilarDocument] = field(default_factory=list)
     """Best first."""
-    documents: list[Exposure]
+    documents: list[Exposure] = field(default_factory=list)
     """Documents that contain the whole answer, ignoring white space, if no stretch was found."""
-    tokens: int
+    tokens: int = 0
     """Of the answer."""
-    missing: list[str]
+    missing: list[str] = field(default_factory=list)
     """Text that could not be searched because it or its record is gone, and why, in words."""
 
     @property
@@ -194,7 +194,7 @@ class Tracer:
         """
         if not answer.strip():
             # A model may have ended at once; a request's other answers are traced all the same.
-            return Trace(version.version, answer, SHORTEST, [], [], [], 0, [])
+            return Trace(version.version, answer)
         if len(answer) > MOST_CHARACTERS:
             raise UserError(
                 f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that "
@@ -206,8 +206,8 @@ class Tracer:
             passages = find_passages(self._store, state, version, answer)
             if not passages.searched:
                 raise
-            reasons = [str(error), *passages.missing]
-            return Trace(version.version, answer, SHORTEST, [], [], passages.documents, 0, reasons)
+            missing = [str(error), *passages.missing]
+            return Trace(version.version, answer, documents=passages.documents, missing=missing)
         behind = [version.lineage, *(shards.manifest.inputs for shards in text.artifacts)]
         forms = in_forms_of(self._store, behind, answer)
         best = max((_trace(text, form) for form in forms), key=lambda candidate: candidate.share)
@@ -250,9 +250,14 @@ def _trace(text: TrainingText, answer: str) -> Trace:
         )
         for (first, length), places in matches.items()
     ]
-    scored = [SimilarDocument(*pair) for pair in zip(nearest.values(), sources, strict=True)]
-    version = text.version.version
-    return Trace(version, answer, SHORTEST, stretches, scored, [], len(tokens), text.missing)
+    return Trace(
+        text.version.version,
+        answer,
+        verbatim=stretches,
+        near=[SimilarDocument(*pair) for pair in zip(nearest.values(), sources, strict=True)],
+        tokens=len(tokens),
+        missing=text.missing,
+    )
 
 
 def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, int], list[RowPart]]:
