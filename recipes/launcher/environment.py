@@ -70,9 +70,16 @@ def _localize(value: Any, environment: Mapping[str, str]) -> Any:
 
 
 def make_folders(environment: Mapping[str, str]) -> None:
-    """Make the output folders, so that a program can write into them at once."""
+    """Make the output folders, so that a program can write into them at once; raises UserError
+    where one cannot be made."""
     for folder in output_folders(environment).values():
-        os.makedirs(folder, exist_ok=True)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"The output folder {folder} cannot be made ({first_line(error)}). Mount Cloud "
+                f"Storage at {DEFAULT_MOUNT}, or name in {MOUNT_VARIABLE} where it is mounted."
+            ) from error
 
 
 # Whoever follows a job renews its lease, so machines end by themselves where Dagster is gone.
@@ -128,12 +135,13 @@ def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     if not names:
         return dict(environment)
     from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
 
     values = {}
     for variable, name in names.items():
         try:
             values[variable] = read_secret(name, environment.get(ENDPOINT_VARIABLE))
-        except GoogleAPIError as error:
+        except (GoogleAPIError, GoogleAuthError) as error:
             raise UserError(
                 f"The secret {name} cannot be read ({error}). Give the job's service "
                 "account roles/secretmanager.secretAccessor on it."

@@ -12,7 +12,7 @@ import pytest
 
 from artifacts.errors import UserError
 from recipes.launcher.cluster import Cluster, Interface, find_interface, opened_store, read_cluster
-from recipes.launcher.environment import mounted, output_folders
+from recipes.launcher.environment import make_folders, mounted, output_folders, with_secrets
 from recipes.launcher.ssh import _server, deepspeed_command
 
 FIRST = {"type": "workerpool0", "index": 0}
@@ -150,6 +150,24 @@ def test_programs_find_the_folders_that_the_job_has() -> None:
     }
     assert mounted("gs://b/x", {"GCS_MOUNT": "/mnt"}) == "/mnt/b/x"
     assert mounted("/local/x", {}) == "/local/x"
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_the_variable_of_the_mount(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    job = {"AIP_MODEL_DIR": "gs://b/x", "GCS_MOUNT": str(tmp_path / "file")}
+    with pytest.raises(UserError, match=r"file/b/x cannot be made \(.*GCS_MOUNT"):
+        make_folders(job)
+
+
+def test_a_secret_is_not_read_without_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+    name = "projects/p/secrets/key/versions/1"
+    with pytest.raises(UserError, match=rf"{name} cannot be read \(File .*absent.json was not"):
+        with_secrets({"SECRET_KEY": name})
 
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
