@@ -106,7 +106,7 @@ class TargetScorer(Scorer):
 
     @property
     def identity(self) -> Any:
-        return self.settings.model_dump(mode="json", include={"generation", "metric"})
+        return self.settings.scoring()
 
     def score(self, folder: Path, examples: Documents, stats: ShardStats) -> ExampleScores:
         tokenizer = read_tokenizer(folder)

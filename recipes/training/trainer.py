@@ -126,12 +126,9 @@ class Trainer:
         spec, workers = self._spec, self._workers
         self._order = reader.DataOrder.of(spec, self._known)
         self._shards = spec.open_shards(*self._order.splits)
-        validation = spec.open_shards("validation")
-        read = (self._shards, validation)
+        self._validation = Validation(spec, self._objective, workers)
+        read = (self._shards, self._validation.shards)
         workers.together(lambda: setup.check_tokens(read, spec.shards_folder, workers))
-        self._validation = Validation(
-            validation, self._training, self._objective, workers, may_be_empty=bool(spec.masked)
-        )
         self._audit: TextIO | None = None
         if self._training.logging.audit_rows and workers.is_first_of_part:
             # Steps done once more after a kill are there again, further down.

@@ -7,12 +7,11 @@ import torch
 
 from artifacts.errors import UserError, make_command
 from artifacts.numbers import permute
-from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, Batch, ExampleBatch, bytes_per_token
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers
 from recipes.objective import Objective
-from recipes.settings import TrainingSettings
+from recipes.spec import TrainingSpec
 
 # Any number will do, the same one in every run: so validations of different runs compare.
 SELECTION_KEY = 20_261_121
@@ -22,24 +21,19 @@ PADDING_ROW = -1
 class Validation:
     """Measures a model on a fixed sample of the validation rows."""
 
-    def __init__(
-        self,
-        shards: ShardSet,
-        training: TrainingSettings,
-        objective: Objective,
-        workers: Workers,
-        may_be_empty: bool = False,
-    ) -> None:
-        """Choose the rows; none need be left where a run is made once more for text that was
-        forgotten: its loss is 0 then, and decides nothing."""
-        self._may_be_empty = may_be_empty
-        batch_size = workers.rows_per_pass(training.placement.device_batch_size)
-        self._shards, self._workers, self._read_batch = shards, workers, objective.read_batch
+    def __init__(self, spec: TrainingSpec, objective: Objective, workers: Workers) -> None:
+        """Choose the rows."""
+        self.shards = shards = spec.open_shards("validation")
+        # A run that is made once more for text that was forgotten may have none left: its loss is 0
+        # then, and decides nothing.
+        self._may_be_empty = bool(spec.masked)
+        batch_size = workers.rows_per_pass(spec.training.placement.device_batch_size)
+        self._workers, self._read_batch = workers, objective.read_batch
         tells_every_token = shards.stats.form == "pretraining" and not objective.scorer
         self._units_per_target = bytes_per_token(shards) if tells_every_token else 1.0
         self.unit = "bits per byte" if tells_every_token else "bits per target"
         """A target is a token of an answer, a hidden token, or a class."""
-        count = min(training.validation.rows, len(shards))
+        count = min(spec.training.validation.rows, len(shards))
         sample = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
         # Every worker must run equally many forward passes, so the last ones may be padding.
         batches = math.ceil(count / (batch_size * workers.dp_size))
@@ -69,7 +63,7 @@ class Validation:
 
     def _read(self, rows: np.ndarray) -> Batch | ExampleBatch:
         real = rows[rows != PADDING_ROW]
-        batch = self._read_batch(self._shards, real if len(real) else np.zeros_like(rows), None)
+        batch = self._read_batch(self.shards, real if len(real) else np.zeros_like(rows), None)
         # Only padding here: row 0 stands in, as every worker has to compute, and counts nothing.
         if not len(real):
             batch.targets.fill_(IGNORED)
