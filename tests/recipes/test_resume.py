@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from artifacts.program.entry import INTERRUPTED
-from recipes.spec import TrainingSpec, read_metrics, read_result
+from recipes.spec import TrainingSpec, read_metrics
 from tests.recipes.conftest import (
     SpecMaker,
     course,
@@ -121,13 +121,3 @@ def test_a_model_of_transformers_goes_on_exactly(
 
     assert course(stopped) == course(whole)
     assert same(exported(stopped), exported(whole))
-
-
-def test_a_complete_run_says_so_and_changes_nothing(unbroken: TrainingSpec) -> None:
-    before = read_result(Path(unbroken.run_folder))
-
-    lines: list[str] = []
-    train_here(unbroken, lines.append)
-
-    assert "is complete already: 30 steps" in lines[-1]
-    assert read_result(Path(unbroken.run_folder)) == before

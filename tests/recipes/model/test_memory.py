@@ -71,8 +71,7 @@ LLAMA_70B = LlamaConfig(
     num_attention_heads=64,
     num_key_value_heads=8,
 )
-MODELS = {"1B": LLAMA_1B, "8B": LLAMA_8B, "70B": LLAMA_70B}
-H200, A100 = 141e9, 40e9
+MODELS = (LLAMA_1B, LLAMA_8B, LLAMA_70B)
 TOKENS = 509
 """A number that no size of the model is."""
 MACHINES = [
@@ -92,20 +91,11 @@ def on_paper(config: LlamaConfig) -> TrainableModel:
         return TrainableModel(Decoder(DecoderShape.from_config(config)))
 
 
-PARAMETERS = {"1B": 1_235_814_400, "8B": 8_030_261_248, "70B": 70_553_706_496}
-
-
-def test_the_models_have_so_many_parameters() -> None:
-    assert {name: on_paper(MODELS[name]).parameter_count for name in MODELS} == PARAMETERS
-
-
-def reckoned(config: LlamaConfig, rows: int, workers: int, keeps: bool) -> float:
-    """Bytes, of rows of 4,096 tokens."""
-    sizes = {id(MODELS[name]): PARAMETERS[name] for name in MODELS}
-    count = sizes.get(id(config)) or on_paper(config).parameter_count
-    training = settings_of(precision="bfloat16")
-    needed = Reckoning(config, training, count, count, 4096).sizes(rows, workers, keeps)
-    return sum(needed.values())
+def reckoning(config: LlamaConfig, rows: int = 1) -> Reckoning:
+    """Of rows of 4,096 tokens."""
+    training = settings_of(precision="bfloat16", device_batch_size=rows)
+    count = on_paper(config).parameter_count
+    return Reckoning(config, training, count, count, 4096)
 
 
 def test_what_is_reckoned_is_what_compiled_layers_keep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,13 +139,14 @@ def test_what_is_reckoned_is_what_compiled_layers_keep(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("model", "workers"), [("1B", 1), ("1B", 8), ("8B", 8), ("8B", 64), ("70B", 64)]
+    ("whole", "workers"),
+    [(LLAMA_1B, 1), (LLAMA_1B, 8), (LLAMA_8B, 8), (LLAMA_8B, 64), (LLAMA_70B, 64)],
 )
 def test_what_is_reckoned_is_what_a_worker_holds_at_most(
-    model: str, workers: int, monkeypatch: pytest.MonkeyPatch
+    whole: LlamaConfig, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two layers of a model's true sizes: a pass with FSDP2 on tensors without content."""
-    config = LlamaConfig(**MODELS[model].to_dict() | {"num_hidden_layers": 2})
+    config = LlamaConfig(**whole.to_dict() | {"num_hidden_layers": 2})
     rows, length = 2, 4096
     monkeypatch.setattr(Device, "sends_bfloat16", True)
     monkeypatch.setattr(network, "TOKENS_IN_FLIGHT", {"cpu": 8192})
@@ -185,7 +176,8 @@ def test_what_is_reckoned_is_what_a_worker_holds_at_most(
                 summed.backward()
             (peak,) = tracker.get_tracker_snapshot("peak").values()
     held = next(size for kind, size in peak.items() if str(kind) == "Total")
-    assert reckoned(config, rows, workers, keeps=False) == pytest.approx(held, rel=0.2)
+    needed = reckoning(config).sizes(rows, workers, keeps=False)
+    assert sum(needed.values()) == pytest.approx(held, rel=0.2)
 
 
 @pytest.mark.fault(
@@ -205,10 +197,8 @@ def test_what_is_reckoned_is_what_a_worker_holds_at_most(
 def test_what_cannot_fit_is_refused_with_what_makes_it_fit(
     config: LlamaConfig, rows: int, workers: int, remedy: str
 ) -> None:
-    training = settings_of(precision="bfloat16", device_batch_size=rows)
-    count = on_paper(config).parameter_count
     with pytest.raises(UserError) as refusal:
-        Reckoning(config, training, count, count, 4096).check(workers, 80e9)
+        reckoning(config, rows).check(workers, 80e9)
     told = str(refusal.value)
     assert remedy in told and "weights, gradients and optimizer state" in told
 
@@ -306,20 +296,21 @@ def test_memory_that_runs_out_is_told_with_what_took_it(
 
 def test_the_page_says_which_machine_holds_what() -> None:
     page = (REPOSITORY / "docs/gpu.md").read_text()
+    models = [reckoning(config) for config in MODELS]
     for name, count in MACHINES:
         memory = ACCELERATORS[name].gigabytes * 2**30
-        cells = [_cell(config, count, memory) for config in MODELS.values()]
+        cells = [_cell(model, count, memory) for model in models]
         row = (
             f"| {count} x {name.removeprefix('NVIDIA_').replace('_', ' ')} | {' | '.join(cells)} |"
         )
         assert row in page, row
 
 
-def _cell(config: LlamaConfig, workers: int, memory: float) -> str:
+def _cell(model: Reckoning, workers: int, memory: float) -> str:
     """The most rows per pass, with activations kept and computed twice."""
     most = [0, 0]
     for place, keeps in enumerate((True, False)):
-        while reckoned(config, most[place] + 1, workers, keeps) < USABLE * memory:
+        while sum(model.sizes(most[place] + 1, workers, keeps).values()) < USABLE * memory:
             most[place] += 1
     return f"{most[0]}, {most[1]}" if most[1] else "no"
 
