@@ -35,9 +35,8 @@ from benchmarks.harness import Check, at_most, record
 from benchmarks.memory import PeakMemory
 from benchmarks.synthetic_documents import DOCUMENTS_PER_PART, SyntheticPart
 from spark_jobs.clean.decide.by_spark import SparkDecider
-from spark_jobs.clean.decide.decider import DecidedDocuments, DecisionRun
+from spark_jobs.clean.decide.decider import DecidedDocuments, DecisionRun, write_duplicates
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
-from spark_jobs.clean.duplicates import write_duplicates
 from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.runtime.session import local_conf, local_session, prepare_environment
 from spark_jobs.settings import CleanCorpusSettings

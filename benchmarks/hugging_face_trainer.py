@@ -25,7 +25,7 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, read_batch
 from recipes.data.reader import DataOrder
 from recipes.device import choose_precision
-from recipes.model.decoder.network import allowed_positions
+from recipes.model.decoder import allowed_positions
 from recipes.optimization import learning_rate_factor
 from recipes.quiet import silence_libraries
 from recipes.spec import METRICS_NAME, TrainingSpec, total_steps

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from recipes.model.decoder.network import DecoderShape
+from recipes.model.decoder import DecoderShape
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from recipes.model.decoder.network import DecoderShape
+from recipes.model.decoder import DecoderShape
 
 
 def train_with_torchtune(

@@ -32,7 +32,7 @@ from benchmarks.torchtune_loop import train_with_torchtune
 from benchmarks.training_runs import random_rows
 from recipes.data.batch import Batch, batch_of
 from recipes.device import device_of, local_device, mixed_precision
-from recipes.model.decoder.network import Decoder, summed_cross_entropy
+from recipes.model.decoder import Decoder, summed_cross_entropy
 from recipes.training.telemetry import training_flops
 
 DOCUMENT_TOKENS = 512

@@ -23,7 +23,7 @@ from recipes.deepspeed.settings import configuration
 from recipes.distributed.strategy import train_step
 from recipes.distributed.workers import join_workers, leave_workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.network import Decoder
+from recipes.model.decoder import Decoder
 from recipes.quiet import silence_libraries
 from recipes.settings import training_settings
 

@@ -84,8 +84,8 @@ with reason_alone():
     from llm_assets.automation.notifications import build_notifications
     from llm_assets.automation.sensors import build_sensors
     from llm_assets.config import PipelineSettings, config_path, load_settings
-    from llm_assets.experiments.job import ASSET as EXPERIMENTS
-    from llm_assets.experiments.job import build_experiments
+    from llm_assets.experiments import ASSET as EXPERIMENTS
+    from llm_assets.experiments import build_experiments
     from llm_assets.history import make_history_private
     from llm_assets.io_manager import ArtifactIOManager
     from llm_assets.platform import build_resources

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Occurrence, find_occurrences
-from spark_jobs.clean.duplicates import find_duplicates
+from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import read_similar
 from spark_jobs.runtime.parquet import find_rows
 from spark_jobs.tokenize.shards import find_overlap

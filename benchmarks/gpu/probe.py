@@ -12,7 +12,7 @@ import torch
 from benchmarks.sizes import SIZES
 from recipes.data.batch import IGNORED
 from recipes.device import device_of, local_device
-from recipes.model.decoder.network import (
+from recipes.model.decoder import (
     Decoder,
     allowed_positions,
     attend,

@@ -13,6 +13,7 @@ from typing import Any
 from dagster import DagsterExecutionInterruptedError
 
 from artifacts.errors import UserError, first_line
+from artifacts.model import longest_context
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store import layout
@@ -37,7 +38,6 @@ from serving.rollout import (
     TrafficSample,
     roll_out,
 )
-from serving.vertex.context import longest_context
 
 CHANGE_SECONDS = 900.0
 """Timeout of every change except a deployment."""

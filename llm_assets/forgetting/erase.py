@@ -38,7 +38,7 @@ from recipes.evaluation.exam import QUESTIONS_NAME
 from recipes.evaluation.settings import SAMPLES_NAME
 from recipes.spec import BEST_NAME, SPEC_NAME
 from serving.state import Desired, StateFolder
-from spark_jobs.clean.duplicates import find_duplicates
+from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.history import read_history
 from spark_jobs.read.document import DERIVED, document_of
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from artifacts.store.store import Artifact
 from llm_assets.tracing.explain import read_texts
-from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, EXACT, NEAR
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR
 from spark_jobs.clean.forgotten import read_similar
 from spark_jobs.runtime.parquet import list_files, read_table
 

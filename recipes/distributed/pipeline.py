@@ -23,7 +23,7 @@ from recipes.device import mixed_precision
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.network import Decoder
+from recipes.model.decoder import Decoder
 from recipes.optimization import Optimizers
 from recipes.settings import Precision
 

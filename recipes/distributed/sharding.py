@@ -17,7 +17,7 @@ from artifacts.errors import UserError
 from recipes.device import device_of
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.network import Decoder, DecoderShape, summed_cross_entropy
+from recipes.model.decoder import Decoder, DecoderShape, summed_cross_entropy
 from recipes.settings import Precision
 
 

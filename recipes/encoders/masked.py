@@ -23,7 +23,7 @@ from recipes.evaluation.results import ExampleScores, Scorer
 from recipes.evaluation.settings import Metric
 from recipes.model import causal_model
 from recipes.model.base_model import check_family, check_masked_head
-from recipes.model.decoder.network import document_blocks
+from recipes.model.decoder import document_blocks
 from recipes.objective import Objective
 from recipes.spec import TrainingSpec
 

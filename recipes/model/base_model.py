@@ -162,7 +162,7 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
         from tokenizers import Tokenizer
 
         from recipes.model.causal_model import TransformersNetwork, load_model
-        from recipes.model.decoder.network import DECODER_MODEL_TYPES
+        from recipes.model.decoder import DECODER_MODEL_TYPES
         from recipes.model.probe import check_trainable
 
     check_family(folder, family)

@@ -28,7 +28,7 @@ from artifacts.model import (
 )
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
-from recipes.model.decoder.network import (
+from recipes.model.decoder import (
     DECODER_MODEL_TYPES,
     SUPPORTED_ROPE_TYPES,
     Decoder,

@@ -11,7 +11,7 @@ from artifacts.errors import UserError
 from recipes.device import device_of
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.network import DECODER_MODEL_TYPES, TOKENS_IN_FLIGHT, Decoder
+from recipes.model.decoder import DECODER_MODEL_TYPES, TOKENS_IN_FLIGHT, Decoder
 from recipes.settings import TrainingSettings
 from recipes.spec import TrainingSpec
 

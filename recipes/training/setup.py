@@ -4,9 +4,13 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+
+import torch
+from torch import nn
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.shard_set import ShardSet
@@ -16,7 +20,6 @@ from recipes.distributed.strategy import FullySharded, Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.base_model import check_family, check_row_length
 from recipes.model.causal_model import TrainableModel
-from recipes.model.float8 import multiply_in_float8
 from recipes.model.lora import add_adapters
 from recipes.objective import Objective
 from recipes.optimization import Optimizers, build_optimizers
@@ -180,3 +183,42 @@ def compile_layers(model: TrainableModel, is_packed: bool, **options: Any) -> No
     batches are as wide as their longest example, and would be compiled again for every width."""
     for layer in model.network.layers:
         layer.compile(dynamic=not is_packed, **options)
+
+
+OLDEST_CAPABILITY = (8, 9)
+"""The compute capability from which GPUs multiply float8: L4, H100, H200 and later."""
+MULTIPLE = 16
+"""The sizes of a matrix have to be multiples of this to be multiplied in float8."""
+
+
+def multiply_in_float8(model: TrainableModel, device: torch.device) -> None:
+    """Change the layers of a model in place; each row of a matrix has a scale of its own.
+
+    On a processor the same numbers are multiplied in another type, for trials. Raises UserError
+    where the GPU has no such units, or no matrix of the model fits them.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        raise UserError(
+            f"`checkpoint.precision` is float8, which {torch.cuda.get_device_name(device)} does "
+            "not multiply; L4, H100, H200 and later do. Set it to bfloat16."
+        )
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    layers = model.network.layers
+    if not any(isinstance(module, nn.Linear) and _fits(module) for module in layers.modules()):
+        raise UserError(
+            "`checkpoint.precision` is float8, but no matrix of this model's layers can be "
+            "multiplied in it: that takes linear layers (torch's nn.Linear) whose sizes are "
+            f"multiples of {MULTIPLE}. Set it to bfloat16."
+        )
+    config = Float8LinearConfig.from_recipe_name("rowwise")
+    convert_to_float8_training(
+        layers,
+        config=replace(config, emulate=device.type == "cpu"),
+        module_filter_fn=lambda module, name: _fits(module),
+    )
+
+
+def _fits(module: nn.Module) -> bool:
+    assert isinstance(module, nn.Linear)
+    return module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0

@@ -38,8 +38,7 @@ from recipes.spec import (
     total_steps,
 )
 from recipes.training import memory, setup
-from recipes.training.telemetry import Telemetry, training_flops
-from recipes.training.validation import Validation
+from recipes.training.telemetry import Telemetry, Validation, training_flops
 
 
 class Trainer:

@@ -27,7 +27,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import UserError
-from artifacts.model import write_older_names
+from artifacts.model import longest_context, write_older_names
 from artifacts.program.entry import CHECK_VARIABLE, SmokeSpec, run_program
 from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
@@ -41,7 +41,6 @@ from serving.logs import log
 from serving.settings import EndpointSettings, JournalSettings, OpenAIEngine, listen
 from serving.state import Desired
 from serving.traffic import probe
-from serving.vertex.context import longest_context
 
 ENGINE = "vllm"
 PARSE = f"""

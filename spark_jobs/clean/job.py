@@ -36,9 +36,10 @@ from spark_jobs.clean.decide.decider import (
     Decider,
     DecisionRun,
     Example,
+    find_duplicates,
+    write_duplicates,
 )
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
-from spark_jobs.clean.duplicates import find_duplicates, write_duplicates
 from spark_jobs.clean.forgotten import (
     MOST_SIMILAR,
     SIMILAR_NAME,
@@ -99,7 +100,7 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
     """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
     Beside the parts, `duplicates-NNNNN.parquet` list every copy that was dropped and why
-    (`spark_jobs.clean.duplicates.DUPLICATE_SCHEMA`), and `similar_to_forgotten.parquet` what
+    (`spark_jobs.clean.write.DUPLICATE_SCHEMA`), and `similar_to_forgotten.parquet` what
     was left out since it holds forgotten text (`spark_jobs.clean.forgotten.SIMILAR_SCHEMA`).
 
     Returns:

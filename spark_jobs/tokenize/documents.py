@@ -13,7 +13,7 @@ from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.numbers import ends_of
 from artifacts.shards.format import in_split
-from spark_jobs.decontaminate.part_overlaps import PartOverlaps, entry_key
+from spark_jobs.decontaminate.overlap import PartOverlaps, entry_key
 from spark_jobs.runtime.parquet import Part, cached_rows, flat_bytes
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
 from spark_jobs.tokenize.shards import (

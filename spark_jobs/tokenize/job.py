@@ -30,8 +30,8 @@ from artifacts.storage.files import scratch_folder
 from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.ngrams import save_evaluation_ngrams
-from spark_jobs.decontaminate.part_overlaps import PartOverlaps
-from spark_jobs.decontaminate.references import (
+from spark_jobs.decontaminate.overlap import (
+    PartOverlaps,
     References,
     ReferenceTexts,
     join_references,

@@ -23,7 +23,7 @@ from artifacts.examples import Form
 from artifacts.numbers import run_starts
 from artifacts.shards import format
 from artifacts.storage import files
-from spark_jobs.decontaminate.references import References
+from spark_jobs.decontaminate.overlap import References
 from spark_jobs.runtime.parquet import (
     Part,
     flat_bytes,

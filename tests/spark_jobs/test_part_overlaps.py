@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decontaminate.ngrams import NGrams, load_ngrams, save_ngrams, text_ngrams
-from spark_jobs.decontaminate.part_overlaps import PartOverlaps
+from spark_jobs.decontaminate.overlap import PartOverlaps
 
 SIZE = 2
 TEXTS = [" ".join(text) for text in ("abcde", "bcdea", "cde", "eeeab", "a", "abab", "deabc")]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from spark_jobs.clean.duplicates import find_duplicates
+from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.settings import (
     CleanCorpusSettings,
     SplitSettings,

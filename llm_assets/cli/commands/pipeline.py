@@ -154,7 +154,7 @@ def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
     from rich.console import Console
 
     from llm_assets.cli.pipeline.run import print_results, run_experiment
-    from llm_assets.experiments.job import parse_changes
+    from llm_assets.experiments import parse_changes
 
     results = run_experiment(parse_changes(assignments), quiet=as_json)
     if as_json:

@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 from artifacts.errors import shown_in_line
 from artifacts.settings import value_at
 from spark_jobs.read.document import EXAMPLES, Fault
-from spark_jobs.read.files.encodings import decode, wide_encoding_of
 from spark_jobs.read.files.rows import PROSE_WORDS, json_records, table_rows
-from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
+from spark_jobs.read.files.streams import BadFile, Content, SourceChanged, decode, wide_encoding_of
 from spark_jobs.read.formats import TABLES, FormatName
 from spark_jobs.read.opened import hash64
 from spark_jobs.read.settings import Files, template_columns

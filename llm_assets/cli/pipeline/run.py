@@ -27,7 +27,7 @@ from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.pipeline.summary import print_summary
 from llm_assets.cli.session import Session, open_session, use_this_folders_history
 from llm_assets.config import PipelineSettings
-from llm_assets.experiments.job import (
+from llm_assets.experiments import (
     ASSET,
     COLUMNS,
     RESULT,

@@ -23,7 +23,7 @@ from llm_assets.forgetting.forgotten_list import (
 )
 from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.training_text import all_runs
-from spark_jobs.clean.duplicates import EXACT, find_duplicates
+from spark_jobs.clean.decide.decider import EXACT, find_duplicates
 from spark_jobs.clean.forgotten import (
     FEWEST_NGRAMS,
     MOST_SIMILAR,

@@ -19,8 +19,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.clean import history
 from spark_jobs.clean.decide import decider, pairs
-from spark_jobs.clean.decide.decider import DecisionRun
-from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, EXACT, NEAR
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR, DecisionRun
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.read.document import are_row_numbers

@@ -26,7 +26,13 @@ import pyarrow.compute as pc
 from artifacts.numbers import ends_of, run_starts
 from artifacts.storage import files
 from spark_jobs.clean.decide import decider
-from spark_jobs.clean.decide.decider import DecisionRun, read_documents
+from spark_jobs.clean.decide.decider import (
+    DUPLICATE_SCHEMA,
+    EXACT,
+    NEAR,
+    DecisionRun,
+    read_documents,
+)
 from spark_jobs.clean.decide.near_copies import (
     Edges,
     NearDuplicates,
@@ -36,7 +42,6 @@ from spark_jobs.clean.decide.near_copies import (
     remember_pairs,
     shingle_sets,
 )
-from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA, EXACT, NEAR
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
 from spark_jobs.clean.history import (
     NAMES,

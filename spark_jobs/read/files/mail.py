@@ -11,9 +11,8 @@ from itertools import chain
 
 from artifacts.errors import first_line
 from spark_jobs.read.document import Document, Fault
-from spark_jobs.read.files.encodings import decode
 from spark_jobs.read.files.markup import all_text
-from spark_jobs.read.files.streams import Content, OverlongLine, lines_of
+from spark_jobs.read.files.streams import Content, OverlongLine, decode, lines_of
 from spark_jobs.read.files.whole import one_document
 
 _MEANT: dict[str, tuple[str, ...]] = {

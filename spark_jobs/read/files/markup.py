@@ -7,8 +7,7 @@ from typing import Any
 
 from artifacts.errors import first_line
 from spark_jobs.read.document import Document, Fault
-from spark_jobs.read.files.encodings import decode
-from spark_jobs.read.files.streams import BadFile, Content
+from spark_jobs.read.files.streams import BadFile, Content, decode
 from spark_jobs.read.files.whole import naming_encoding, one_document
 
 _DECLARED = re.compile(rb"<meta[^>]+charset|<\?xml[^>]+encoding", re.IGNORECASE)

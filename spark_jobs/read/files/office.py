@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from spark_jobs.read.files.encodings import decode
 from spark_jobs.read.files.markup import all_text, parse_xml
+from spark_jobs.read.files.streams import decode
 
 _RTF_ERRORS = "llm-assets.rtf"
 _RTF_MAC = re.compile(r"^\s*\{\\rtf\d*(\\[a-z]+-?\d*\s?)*?\\mac(?![a-z])")

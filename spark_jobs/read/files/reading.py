@@ -21,9 +21,8 @@ from artifacts.store.identity import hash_json
 from spark_jobs.read.document import EMPTY, Document, Fault
 from spark_jobs.read.files import mail, markup, office, rows, whole
 from spark_jobs.read.files.archives import members
-from spark_jobs.read.files.encodings import decode
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
+from spark_jobs.read.files.streams import BadFile, Content, SourceChanged, decode
 from spark_jobs.read.files.whole import Extract, naming_encoding, one_document
 from spark_jobs.read.formats import TABLES, FormatName
 from spark_jobs.read.opened import Chunks, OpenedSource, Texts, chunk_key, group, hash64

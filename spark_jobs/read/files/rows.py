@@ -19,8 +19,16 @@ import pyarrow.parquet as pq
 from artifacts.settings import value_at
 from artifacts.words import count_words
 from spark_jobs.read.document import Document, Fault
-from spark_jobs.read.files.encodings import LOOKED_AT, decode, is_damaged_utf_8, wide_encoding_of
-from spark_jobs.read.files.streams import BadFile, Content, OverlongLine, lines_of
+from spark_jobs.read.files.streams import (
+    LOOKED_AT,
+    BadFile,
+    Content,
+    OverlongLine,
+    decode,
+    is_damaged_utf_8,
+    lines_of,
+    wide_encoding_of,
+)
 from spark_jobs.read.records import document_of
 from spark_jobs.read.settings import Files, template_columns
 from spark_jobs.read.source_file import BLOCK_BYTES

@@ -12,8 +12,7 @@ from typing import Any
 
 from artifacts.errors import UserError, first_line, install_advice
 from spark_jobs.read.document import Document, Fault
-from spark_jobs.read.files.encodings import decode
-from spark_jobs.read.files.streams import BadFile, Content
+from spark_jobs.read.files.streams import BadFile, Content, decode
 from spark_jobs.read.source_file import BLOCK_BYTES
 
 FILE_BYTES = 512 * 1024 * 1024

@@ -15,7 +15,7 @@ from dagster import DagsterInstance
 
 from artifacts.errors import UserError
 from artifacts.store import layout
-from llm_assets.automation import notifications, quality
+from llm_assets.automation import notifications, sensors
 from llm_assets.config import load_settings
 from llm_assets.endpoint import base
 from llm_assets.endpoint.base import (
@@ -246,8 +246,8 @@ def test_an_endpoint_that_does_not_answer_is_told_of_once_and_not_trained_for(
 def test_a_look_ends_long_before_dagster_ends_its_tick(
     automated: Automated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quality, "ANSWER_SECONDS", 2.0)
-    monkeypatch.setattr(quality, "LOOK_SECONDS", 3.0)
+    monkeypatch.setattr(sensors, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(sensors, "LOOK_SECONDS", 3.0)
 
     def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if path == "/metrics":

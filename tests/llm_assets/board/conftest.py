@@ -40,7 +40,7 @@ from recipes.evaluation.settings import SAMPLES_NAME, SCORES_NAME, TASK_SCORES_N
 from scripts.screenshots import click
 from serving.settings import EndpointSettings, listen
 from serving.state import RouteStatus, StateFolder, Status
-from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA
 from spark_jobs.read.document import document_of
 from tests.browser import Browser
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from dagster import MetadataValue
 
-from llm_assets.assets.page import render_page
+from llm_assets.assets.verdict import render_page
 from llm_assets.board.server import build_app
 from llm_assets.gate.verdict import GateSettings
 from llm_assets.operation_settings import AutomationSettings

@@ -17,11 +17,10 @@ from dagster import DagsterInstance, DagsterRunStatus
 from rich.console import Console
 
 from artifacts.settings import read_yaml
-from llm_assets.alarms import MOST_SILENT_SECONDS
 from llm_assets.cli.main import commands
 from llm_assets.cli.pipeline.run import Progress
 from llm_assets.cli.session import use_this_folders_history
-from llm_assets.cli.status import screen
+from llm_assets.cli.status import MOST_SILENT_SECONDS, screen
 from llm_assets.config import CONFIG_VARIABLE, load_settings
 from llm_assets.history import (
     NOTIFYING,

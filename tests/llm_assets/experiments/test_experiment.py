@@ -15,7 +15,7 @@ from artifacts.store.store import Draft
 from llm_assets.cli.pipeline.run import print_results
 from llm_assets.cli.pipeline.summary import trials_after
 from llm_assets.config import load_settings
-from llm_assets.experiments.job import TrialResult, finding, parse_changes, plan_trials, ranked
+from llm_assets.experiments import TrialResult, finding, parse_changes, plan_trials, ranked
 from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason, Verdict
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import LocalRegistry, Registry

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from artifacts.errors import UserError
-from llm_assets.experiments.job import parse_changes, plan_trials, read_trial
+from llm_assets.experiments import parse_changes, plan_trials, read_trial
 from llm_assets.pipeline import PipelineResource
 from tests.conftest import Project
 from tests.llm_assets.in_process import type_in

@@ -33,7 +33,7 @@ from llm_assets.registry.card import page_path
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import read_questions
 from recipes.spec import BEST_NAME, SPEC_NAME, TrainingSpec
-from spark_jobs.clean.duplicates import DUPLICATE_SCHEMA
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.runtime.parquet import write_table
 from tests.llm_assets.registry.conftest import entry

@@ -12,8 +12,13 @@ from securesystemslib.signer import CryptoSigner
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
-from llm_assets.forgetting.certificate import PREDICATE_TYPE, read_certificate
-from llm_assets.forgetting.signing import open_signer, read_signed, sign
+from llm_assets.forgetting.certificate import (
+    PREDICATE_TYPE,
+    open_signer,
+    read_certificate,
+    read_signed,
+    sign,
+)
 
 STATEMENT = {"predicateType": "urn:test", "predicate": {"documents": ["a", "b"], "erased": True}}
 

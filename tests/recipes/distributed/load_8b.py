@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from recipes.distributed.sharding import shard
 from recipes.model.causal_model import load_model
-from recipes.model.decoder.network import Decoder, DecoderShape
+from recipes.model.decoder import Decoder, DecoderShape
 from tests.recipes.conftest import fake_group
 
 PROCESSES = 64

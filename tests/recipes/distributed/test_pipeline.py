@@ -9,7 +9,7 @@ from artifacts.errors import UserError
 from recipes.distributed.pipeline import StageModel
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.network import Decoder, DecoderShape
+from recipes.model.decoder import Decoder, DecoderShape
 from recipes.spec import TrainingSpec
 from recipes.training.setup import check_inputs
 from tests.recipes.conftest import SpecMaker, launcher, run_well

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from artifacts.errors import UserError
 from recipes.distributed.sharding import split_matrices
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.network import Decoder, DecoderShape
+from recipes.model.decoder import Decoder, DecoderShape
 from recipes.spec import TrainingSpec
 from tests.recipes.conftest import SpecMaker, fake_group, kill_at, launcher, losses, run_well
 from tests.recipes.distributed.one_course import (

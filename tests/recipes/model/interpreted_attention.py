@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.probe import largest_error, plain_attention
-from recipes.model.decoder.network import block_mask
+from recipes.model.decoder import block_mask
 
 ROWS, LENGTH, HEADS, GROUPS, SIZE, DOCUMENT = 1, 512, 4, 2, 64, 192
 """All but the last are those of `SMALL` there."""

@@ -97,7 +97,7 @@ from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.runtime import triton_helpers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recipes.model.decoder.network import (
+from recipes.model.decoder import (
     SegmentMask,
     attend,
     block_mask,

@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, Batch
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
-from recipes.model.decoder.network import Decoder
+from recipes.model.decoder import Decoder
 from recipes.model.probe import check_trainable
 from tests.recipes.model.architectures import ARCHITECTURES, VOCABULARY, tiny_config, write_tiny
 

@@ -17,14 +17,13 @@ from recipes.device import Device
 from recipes.distributed.sharding import shard
 from recipes.encoders.classification import load_classifier
 from recipes.encoders.masked import load_masked
+from recipes.model import decoder as module
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
-from recipes.model.decoder import network
-from recipes.model.decoder.network import Decoder, DecoderShape, SegmentMask, block_mask
-from recipes.model.float8 import multiply_in_float8
+from recipes.model.decoder import Decoder, DecoderShape, SegmentMask, block_mask
 from recipes.model.lora import add_adapters
 from recipes.sections import LoraSettings
 from recipes.sequence_to_sequence.objective import load_sequence_to_sequence
-from recipes.training.setup import compile_layers
+from recipes.training.setup import compile_layers, multiply_in_float8
 from tests import tiny_models
 from tests.recipes.conftest import SpecMaker, course, fake_group, on_model, train_here
 from tests.recipes.model.architectures import tiny_kind
@@ -89,7 +88,9 @@ def test_all_layers_are_one_graph_to_train_and_one_to_measure(
     """With the attention of a GPU, which torch refuses to differentiate on a processor."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     monkeypatch.setattr(
-        network, "segment_mask", lambda segments, _: SegmentMask(None, blocks=block_mask(segments))
+        module,
+        "segment_mask",
+        lambda segments, _: SegmentMask(None, blocks=block_mask(segments)),
     )
     decoder, counter = Decoder(SHAPE), CompileCounter()
     decoder.initialize()

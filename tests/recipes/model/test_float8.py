@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
-from recipes.model.float8 import multiply_in_float8
+from recipes.training.setup import multiply_in_float8
 from tests.recipes.conftest import SpecMaker, losses, on_model, train_here
 from tests.recipes.model.architectures import tiny_kind
 from tests.tiny import save_random_model

@@ -9,7 +9,7 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import PADDING_SEGMENT, Batch
 from recipes.encoders.masked import read_masked
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.network import Decoder
+from recipes.model.decoder import Decoder
 from recipes.model.lora import add_adapters
 from recipes.sections import LoraSettings
 from recipes.training.telemetry import training_flops

@@ -26,9 +26,9 @@ from recipes.data.batch import Batch
 from recipes.device import Device
 from recipes.distributed.sharding import shard
 from recipes.distributed.workers import Workers
+from recipes.model import decoder as module
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder import network
-from recipes.model.decoder.network import Decoder, DecoderShape, SegmentMask, allowed_positions
+from recipes.model.decoder import Decoder, DecoderShape, SegmentMask, allowed_positions
 from recipes.optimization import build_optimizers
 from recipes.spec import METRICS_NAME
 from recipes.torchtune.settings import TorchtuneSettings
@@ -102,7 +102,7 @@ def test_what_is_reckoned_is_what_compiled_layers_keep(monkeypatch: pytest.Monke
     """By the partition that Inductor makes between the passes, on a processor."""
     torch._dynamo.reset()
     monkeypatch.setattr(
-        network, "segment_mask", lambda segments, _: SegmentMask(allowed_positions(segments))
+        module, "segment_mask", lambda segments, _: SegmentMask(allowed_positions(segments))
     )
     config = LlamaConfig(
         vocab_size=64,
@@ -149,11 +149,11 @@ def test_what_is_reckoned_is_what_a_worker_holds_at_most(
     config = LlamaConfig(**whole.to_dict() | {"num_hidden_layers": 2})
     rows, length = 2, 4096
     monkeypatch.setattr(Device, "sends_bfloat16", True)
-    monkeypatch.setattr(network, "TOKENS_IN_FLIGHT", {"cpu": 8192})
+    monkeypatch.setattr(module, "TOKENS_IN_FLIGHT", {"cpu": 8192})
     # As the fused kernels of a GPU, which write no logits in float32.
-    monkeypatch.setattr(network, "_to_gradient", lambda logits, *_: logits[:, 0].float().sum())
+    monkeypatch.setattr(module, "_to_gradient", lambda logits, *_: logits[:, 0].float().sum())
     # Fused attention keeps no scores, as a GPU's.
-    monkeypatch.setattr(network, "segment_mask", lambda segments, dtype: SegmentMask(None))
+    monkeypatch.setattr(module, "segment_mask", lambda segments, dtype: SegmentMask(None))
     built = on_paper(config)
     built.enable_activation_checkpointing()
     with fake_group(workers) as group:

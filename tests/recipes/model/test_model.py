@@ -21,9 +21,9 @@ from transformers import (
 from artifacts.errors import UserError
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, read_batch
+from recipes.model import decoder as module
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
-from recipes.model.decoder import network
-from recipes.model.decoder.network import Decoder, summed_cross_entropy, to_gradient_by_mask
+from recipes.model.decoder import Decoder, summed_cross_entropy, to_gradient_by_mask
 from tests.recipes.conftest import export
 from tests.recipes.model.test_architectures import packed
 from tests.tiny import change_config
@@ -153,7 +153,7 @@ def test_the_gradient_of_the_output_matrix_is_added_up_in_float32(
     hidden, targets = torch.randn(1, 4096, 32), torch.randint(0, 64, (1, 4096))
     gradients = []
     for chunk in (4096, 8):
-        monkeypatch.setitem(network.TOKENS_IN_FLIGHT, "cpu", chunk)
+        monkeypatch.setitem(module.TOKENS_IN_FLIGHT, "cpu", chunk)
         matrix = torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
         matrix.requires_grad_()
         summed_cross_entropy(hidden, matrix, targets).backward()

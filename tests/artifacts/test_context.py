@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.model import bytes_per_token, context_tokens
-from serving.vertex.context import longest_context
+from artifacts.model import bytes_per_token, context_tokens, longest_context
 
 GIGABYTE = 1024**3
 LLAMA_3B = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from llm_assets import alarms
+from llm_assets.cli import status as status_module
 from llm_assets.cli.session import Session
 from llm_assets.cli.status import screen, status_of
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE
@@ -20,9 +20,9 @@ from tests.llm_assets.in_process import ANY_JOB
 TICKED = re.compile("`[^`]+`")
 
 
-def alarms_of(project: Project, activity: Activity) -> dict[str, alarms.Alarm]:
+def alarms_of(project: Project, activity: Activity) -> dict[str, status_module.Alarm]:
     settings = load_settings(project.config)
-    found = alarms.find_alarms(settings, project.record.store, activity, True)
+    found = status_module.find_alarms(settings, project.record.store, activity, True)
     return {one.alert: one for one in found}
 
 
@@ -35,11 +35,11 @@ def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
     session = Session(load_settings(project.config), project.config)
     assert status_of(session)["alarms"] == []
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        for _ in range(alarms.MOST_FAILED + 1):
+        for _ in range(status_module.MOST_FAILED + 1):
             instance.create_run_for_job(ANY_JOB, status=DagsterRunStatus.FAILURE)
     project.configure(automation={"monthly_hours": 40})
-    monkeypatch.setattr(alarms, "LEAST_FREE_BYTES", float("inf"))
-    monkeypatch.setattr(alarms, "NEARLY_SPENT", -1.0)
+    monkeypatch.setattr(status_module, "LEAST_FREE_BYTES", float("inf"))
+    monkeypatch.setattr(status_module, "NEARLY_SPENT", -1.0)
     silent = datetime.now(UTC) - timedelta(minutes=15)
     activity = read_activity(project.folder, load_settings(project.config))
     found = alarms_of(project, replace(activity, heartbeat=silent))
@@ -64,10 +64,10 @@ def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
 def test_an_alarm_has_the_threshold_of_its_alert() -> None:
     rules = (ROOT / "infrastructure" / "prometheus" / "alerts.yml").read_text()
     for alert, threshold in (
-        ("DaemonSilent", f"> {alarms.MOST_SILENT_SECONDS:g}"),
-        ("RunsFail", f"> {alarms.MOST_FAILED}"),
-        ("BudgetNearlySpent", f"> {alarms.NEARLY_SPENT:g}"),
-        ("DiskNearlyFull", f"< {alarms.LEAST_FREE_BYTES / 1e9:g}e9"),
+        ("DaemonSilent", f"> {status_module.MOST_SILENT_SECONDS:g}"),
+        ("RunsFail", f"> {status_module.MOST_FAILED}"),
+        ("BudgetNearlySpent", f"> {status_module.NEARLY_SPENT:g}"),
+        ("DiskNearlyFull", f"< {status_module.LEAST_FREE_BYTES / 1e9:g}e9"),
     ):
         (asked,) = re.findall(rf"alert: {alert}\n +expr: .* ([<>] \S+)\n", rules)
         assert asked == threshold

@@ -1,1 +1,0 @@
-"""Which settings make the better model? Tried side by side, and nothing is promoted."""

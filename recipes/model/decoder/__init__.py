@@ -1,1 +1,0 @@
-"""A Llama-shaped decoder for training on packed rows."""
