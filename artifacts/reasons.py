@@ -255,7 +255,8 @@ def _of_history(error: BaseException) -> str | None:
     text = str(error)
     for pattern, message in _OF_HISTORY.items():
         if re.search(pattern, text):
-            return message.format(free=free_space(HISTORY))
+            # Only where it is told: where the folder is gone or not this user's, it is not known.
+            return message.format(free=free_space(HISTORY) if "{free}" in message else "")
     # What Dagster says of dagster.yaml: of a package that is absent, of a variable, of all else.
     if absent := re.search(
         r"Couldn't import module (\w+) when attempting to load the config", text

@@ -62,6 +62,18 @@ def test_a_known_cause_is_found_however_deep_it_lies(error: Exception, said: str
     assert found is said if said is None else found is not None and said in found
 
 
+def test_a_history_in_a_folder_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    told = reason_of(sqlite3.OperationalError("unable to open database file"))
+
+    assert told is not None and "read-only, missing or not yours" in told
+
+
 def test_no_character_reaches_a_terminal_as_a_command() -> None:
     untrusted = "red\x1b[31m\x07 \u202eevil\ud800\x9b \n\ttext"
 
