@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import DamagedArtifact, UserError, make_command
+from artifacts.settings import first_fault
 from artifacts.storage import files
 from artifacts.storage.files import FileEntry, list_files
 from artifacts.store.identity import Identity, differences
@@ -228,13 +229,17 @@ def _read(url: str) -> Checkpoint | None:
     if content is None:
         return None
     try:
-        return Checkpoint(url=url, manifest=load_with_checksum(content, CheckpointManifest))
-    except ValueError as fault:
+        manifest = load_with_checksum(content, CheckpointManifest)
+        # Content of another form is damage as well.
+        _identity(manifest.content)
+    except ValueError as error:
+        fault = first_fault(error)
         raise DamagedArtifact(f"{url}/{MANIFEST_NAME} cannot be read ({fault}).") from None
+    return Checkpoint(url=url, manifest=manifest)
 
 
 def _identity(content: dict[str, Any]) -> Identity:
-    """A run's content in the form in which it is compared."""
+    """A run's content in the form in which it is compared; raises ValidationError."""
     return Identity.model_validate({"kind": "checkpoint", "code_version": ""} | content)
 
 

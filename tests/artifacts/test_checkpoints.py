@@ -86,6 +86,17 @@ def test_a_changed_number_in_the_state_is_noticed(
     assert "step-2/manifest.json cannot be read (it was changed after it was written)" in lines[0]
 
 
+def test_content_of_another_form_is_damage(tmp_path: Path, lines: list[str]) -> None:
+    save(tmp_path, 1)
+    folder = Path(checkpoints.clear_step(str(tmp_path), 2))
+    (folder / "weights").touch()
+    checkpoints.commit(str(tmp_path), 2, CONTENT | {"of_a_later_version": 1}, {})
+
+    assert newest(tmp_path, lines) == 1
+    (line,) = lines
+    assert "step 2 is damaged" in line and "cannot be read (of_a_later_version: " in line
+
+
 @pytest.mark.fault(
     "checkpoint",
     "every resumable state damaged",
