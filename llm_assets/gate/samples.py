@@ -220,7 +220,7 @@ def _score(answer: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, 
     """Bits of a text and its size, or the value of the metric and 1."""
     match answer.value:
         case [int() | float() as likelihood, int() as size] if (
-            unit and size > 0 and _is_finite(likelihood)
+            unit and size > 0 and _is_finite(likelihood) and _is_finite(size)
         ):
             return -likelihood / math.log(2), float(size)
         case int() | float() as likelihood if (

@@ -154,6 +154,13 @@ def test_a_bad_file_is_named(
         raise ended.exception or AssertionError
 
 
+def test_a_size_that_no_number_holds_is_named(tmp_path: Path) -> None:
+    lines = [line | {"byte_perplexity": [-3.5, 10**400]} for line in samples(0.5)]
+    ended = judge(tmp_path, lines, lines, "--metric", "byte_perplexity")
+    with pytest.raises(UserError, match=r"byte_perplexity is \[-3.5, 10+[.]{3}, not a log-"):
+        raise ended.exception or AssertionError
+
+
 def test_a_file_that_was_cut_within_a_line_is_named(tmp_path: Path) -> None:
     judge(tmp_path, samples(0.5), samples(0.5))
     new, old = sorted(tmp_path.glob("*/*.jsonl"))
