@@ -100,7 +100,7 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
     """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
     Beside the parts, `duplicates-NNNNN.parquet` list every copy that was dropped and why
-    (`spark_jobs.clean.write.DUPLICATE_SCHEMA`), and `similar_to_forgotten.parquet` what
+    (`spark_jobs.clean.decide.decider.DUPLICATE_SCHEMA`), and `similar_to_forgotten.parquet` what
     was left out since it holds forgotten text (`spark_jobs.clean.forgotten.SIMILAR_SCHEMA`).
 
     Returns:

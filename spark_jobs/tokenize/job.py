@@ -103,8 +103,8 @@ class TokenizeSpec(BaseModel):
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
-    """Maximum megabytes of held-out text whose n-grams every task holds (`references`); beyond it,
-    they are joined with those of the other text, with the same shards."""
+    """Maximum megabytes of held-out text whose n-grams every task holds (`send_references`); beyond
+    it, they are joined with those of the other text (`join_references`), with the same shards."""
 
     def parts(self, columns: list[str]) -> list[Part]:
         """The parts of all text; raises UserError where one lacks a column."""

@@ -90,8 +90,8 @@ CHOSEN_SCHEMA = pa.schema([("row", pa.int64())])
 """A row of the record that was chosen."""
 
 TEMPLATE, PAST = "template", "left_the_sources"
-"""Reasons for dropping documents, besides those of `duplicates`, `history` and `forgotten` and the
-faults of `prepare`; `PAST` is the reason of texts that are only on record."""
+"""Reasons for dropping documents, besides those of copies below, of `history` and `forgotten`, and
+the faults of `prepare`; `PAST` is the reason of texts that are only on record."""
 
 
 @dataclass(frozen=True)
