@@ -100,7 +100,9 @@ ExampleColumns = Annotated[
 
 TABLE = r"^[A-Za-z0-9_-]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+$"
 COLUMN = r"^[A-Za-z_][A-Za-z0-9_]{0,299}$"
-SELECT = re.compile(r"(?:\s|--.*\n|#.*\n|/\*(?s:.*?)\*/)*(select|with)\b", re.IGNORECASE)
+_COMMENTS = r"(?:\s|--.*\n|#.*\n|/\*(?:[^*]|\*(?!/))*\*/)*"
+"""A comment between slashes ends where it first can: otherwise it could hide a statement."""
+SELECT = re.compile(rf"{_COMMENTS}(select|with)\b", re.IGNORECASE)
 """The beginning of a query, after comments."""
 
 

@@ -45,6 +45,8 @@ def settings(**changes: object) -> BigQuery:
         ({"table": None}, "either"),
         ({"query": "SELECT 1"}, "either"),
         ({"table": None, "query": "DELETE FROM a.b"}, "SELECT"),
+        ({"table": None, "query": "/* a */ DELETE FROM a.b /* c */ SELECT 1"}, "SELECT"),
+        ({"table": None, "query": "/* a */" * 100 + "DELETE FROM a.b"}, "SELECT"),
         ({"table": None, "query": "SELECT 1; DROP TABLE a.b"}, "SELECT"),
         ({"export": "/local/folder"}, "export"),
         ({"export": "gs://bucket/x', format = 'CSV"}, "export"),
