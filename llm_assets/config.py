@@ -117,13 +117,14 @@ LONGEST_NAME = 63
 def name_from(text: str, otherwise: str) -> str:
     """A pipeline's name made from what people call something.
 
-    Accents are dropped, so that `Bücher` is `bucher`.
+    Accents are dropped, so that `Bücher` is `bucher`; other signs part words.
 
     Args:
         otherwise: the name where nothing is left of the text, and its start where that begins with
             a digit.
     """
-    letters = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
+    signs = unicodedata.normalize("NFKD", text.casefold())
+    letters = "".join(sign for sign in signs if not unicodedata.combining(sign))
     name = re.sub(r"[^a-z0-9]+", "_", letters).strip("_")
     if not name[:1].isalpha():
         name = f"{otherwise}_{name}"

@@ -392,6 +392,7 @@ def test_a_name_or_place_that_cannot_be_is_refused_before_the_folder_is_read(
         ("a" * 100, "a" * 63),
         ("9" + "b" * 56 + " c", "text_9" + "b" * 56),
         ("Handbücher (Größe [2])", "handbucher_grosse_2"),
+        ("Pumps—2023—2024", "pumps_2023_2024"),
         ("手册", "text"),
     ],
 )
