@@ -185,6 +185,7 @@ def _keys(fault: Any, content: Any) -> list[str]:
             # What comes after a kind, or is wrong with the whole of it, is still in its place.
             is_last_missing = following is None and fault["type"] == "missing"
             is_in_place = isinstance(content, dict) and following in content
+            is_in_place |= isinstance(content, list) and isinstance(following, int)
             if is_in_place or (content == fault["input"] and not is_last_missing):
                 continue
         keys.append(str(part))

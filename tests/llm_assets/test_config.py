@@ -82,6 +82,7 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
             "name: Manuals",
             r"name: must match .*\(got 'Manuals'\)\. .* lowercase letters, digits and",
         ),
+        (source("text_template: [3]"), r"sources\.0\.text_template\.0: must be a valid string"),
         (source("text_column: 2024-05-17"), r"YAML reads digits as a number or a date: put a text"),
         (
             "notifications: {webhook_variable: 'https://hooks.example/SECRET'}",
