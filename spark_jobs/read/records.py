@@ -127,8 +127,11 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "a truth value"
-    if isinstance(value, int | float):
-        return "a number" if isfinite(value) else "no number"
+    # No float holds a whole number of hundreds of digits.
+    if isinstance(value, int) or (isinstance(value, float) and isfinite(value)):
+        return "a number"
+    if isinstance(value, float):
+        return "no number"
     if value == "":
         return "an empty string"
     kinds = {list: "a list", dict: "an object", bytes: "binary data", str: "a text"}

@@ -184,6 +184,7 @@ def _corrupt_gzip() -> bytes:
         ("a.txt", b"  \n", r"raw corpus is empty.*1 empty.*\n.*a.txt: the id 'a.txt' has no text"),
         ("a.odp", b"PK", r"no file at .*text has a format that is read.*1 \.odp \(a.odp\)"),
         ("a.jsonl", b'["text"]', "line 1: a list, where an object with the key 'text' belongs"),
+        ("a.jsonl", b'{"text": 1%b}' % (b"0" * 400), "no text under the key 'text', but a number"),
         ("a.json", b'["so"]', "element 1: a text, where an object with the key 'text' belongs"),
     ],
 )
