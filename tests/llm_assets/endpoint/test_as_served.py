@@ -10,7 +10,7 @@ import pytest
 
 from artifacts.errors import UserError
 from llm_assets.config import PipelineSettings, load_settings
-from llm_assets.endpoint.base import check_engine, measure_as_served
+from llm_assets.endpoint.base import check_engine, measure_as_served, quantized
 from llm_assets.gate.judge import judge
 from llm_assets.gate.verdict import GateSettings, Outcome, Verdict
 from recipes.evaluation.measure import evaluate
@@ -73,6 +73,12 @@ def verdict(spec: EvaluationSpec, result: dict[str, Any]) -> Verdict:
     return judge(
         scores, result, GATE, candidate="candidate", incumbent="incumbent", look=1, readable=0
     )
+
+
+def test_weights_are_quantized_on_this_machine_alone(tmp_path: Path) -> None:
+    here = quantizing(tmp_path, "int8")
+    assert quantized(here) == "int8" and quantized(quantizing(tmp_path, "f32")) is None
+    assert quantized(here.model_copy(update={"platform": "google_cloud"})) is None
 
 
 @pytest.mark.fault(

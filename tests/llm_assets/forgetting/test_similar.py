@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
@@ -17,6 +18,7 @@ from llm_assets.config import load_settings
 from llm_assets.forgetting.forgotten_list import ForgottenList, read_list
 from llm_assets.registry.base import LocalRegistry
 from spark_jobs.clean.forgotten import MOST_SIMILAR
+from spark_jobs.runtime.parquet import write_table
 from tests.conftest import make_project
 from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import ask, type_in
@@ -197,6 +199,26 @@ def test_what_a_copy_said_before_it_was_one_is_forgotten_with_it(pipeline: Pipel
 
     pipeline.clean({"license.txt": LICENSE, "again.txt": LEVER, "other.txt": story("other")})
     assert pipeline.documents() == {"license.txt", "other.txt"}
+
+
+def test_what_was_made_from_a_copy_before_it_was_one_is_forgotten_with_it(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.clean(TEXTS | {"lever.txt": TEXTS["fog.txt"]})
+    (kept,) = {"fog.txt", "lever.txt"} & pipeline.documents()
+    (copy,) = {"fog.txt", "lever.txt"} - {kept}
+    # By a study of an earlier corpus, in which it was a document.
+    made = {"id": f"{copy}#study/1", "text": story("facts"), "source": "manual"}
+    rows = pa.Table.from_pylist([made | {"text_hash": "of facts"}])
+    record, identity = pipeline.project.record, Identity(kind="study", code_version="1")
+    study, _ = record.store.make(
+        identity, lambda draft: write_table(f"{draft.path}/part-0.parquet", rows)
+    )
+    record.advance(study)
+
+    said = pipeline.forget(kept, "--similar", "keep")
+
+    assert f"with it, a text made from it: {made['id']}" in said
 
 
 def test_a_row_that_takes_the_number_of_a_forgotten_one_is_not_forgotten(
