@@ -33,6 +33,7 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
+from artifacts.settings import first_fault
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
@@ -314,11 +315,9 @@ def read_certificate(place: str, trusted: Path | None = None) -> tuple[Forgettin
     try:
         return Forgetting.model_validate(statement.get("predicate")), signed_by
     except ValidationError as error:
-        fault = error.errors()[0]
         raise UserError(
             f"{place} states what this version of llm-assets does not know "
-            f"({'.'.join(map(str, fault['loc']))}: {fault['msg']}). Verify it with the version "
-            "that issued it, or a newer one."
+            f"({first_fault(error)}). Verify it with the version that issued it, or a newer one."
         ) from None
 
 
@@ -410,8 +409,7 @@ def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str
     Args:
         path: of the file, or its URL.
         trusted: a public key in PEM; without one, the envelope's own is used, which shows that
-        nothing
-            was changed, but not who signed.
+            nothing was changed, but not who signed.
 
     Raises:
         UserError: it cannot be read, was changed, or another key signed it.
