@@ -268,14 +268,14 @@ def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, in
         still there.
     """
     parts = _trained_parts(text, _find_places(text.shards, tokens))
-    spans = parts.group_by(["first", "length"]).aggregate([])
+    distinct = parts.group_by(["first", "length"]).aggregate([])
     # In this order, a stretch that contains another one comes before it, and covers it.
-    spans = spans.sort_by([("length", "descending"), ("first", "ascending")])
+    distinct = distinct.sort_by([("length", "descending"), ("first", "ascending")])
     stretches: dict[tuple[int, int], list[RowPart]] = {}
     # For each token, the end of the stretch that covers it and reaches farthest.
     covered = np.zeros(len(tokens), np.int64)
     for first, length in zip(
-        *(spans[name].to_pylist() for name in ("first", "length")), strict=True
+        *(distinct[name].to_pylist() for name in ("first", "length")), strict=True
     ):
         end = first + length
         if covered[first] < end:
