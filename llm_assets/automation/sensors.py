@@ -80,7 +80,7 @@ def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
             history.QUALITY_SENSOR,
             RETRAINING,
             QUALITY_SECONDS,
-            look_at_quality,
+            _look_at_quality,
             "Counts the requests to the endpoint that failed and, for plain text, measures bits "
             "per byte as a client would, on held-out documents of its version's evaluation. "
             "`automation.quality` says how many may fail, and what happens otherwise.",
@@ -382,10 +382,9 @@ LEAST_REQUESTS = 20
 """Fewer say nothing about the share that failed."""
 
 
-def look_at_quality(
+def _look_at_quality(
     context: dg.SensorEvaluationContext, pipeline: PipelineResource, models: Registry
 ) -> dg.SensorResult:
-    """One tick of the sensor `serving_quality`."""
     settings = pipeline.settings
     if settings.platform != "local":
         return dg.SensorResult(skip_reason="Google Cloud's own alerts watch an endpoint there.")
