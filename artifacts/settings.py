@@ -33,6 +33,7 @@ def first_fault(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     fault = error.errors()[0]
+    # A fault in text that is no JSON has no place.
     place = ".".join(map(str, fault["loc"]))
     return f"{place}: {fault['msg']}" if place else fault["msg"]
 

@@ -47,7 +47,8 @@ class Alarm:
 def find_alarms(
     settings: PipelineSettings, store: Store, activity: Activity, is_up: bool
 ) -> Iterator[Alarm]:
-    """What is wrong by now.
+    """What is wrong by now: the alerts of infrastructure/prometheus/alerts.yml that can be told
+    without Prometheus, with the remedies of docs/operations.md.
 
     Args:
         activity: of this folder's history.

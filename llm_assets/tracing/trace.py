@@ -9,7 +9,7 @@ what is shown was read in training; it is not claimed to be the reason for the a
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import MissingArtifact, UserError
-from artifacts.numbers import spans
+from artifacts.numbers import run_starts, spans
 from artifacts.progress import Report
 from artifacts.shards.span_index import SHORTEST, first_places
 from artifacts.store.store import Store
@@ -268,22 +268,23 @@ def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, in
         still there.
     """
     parts = _trained_parts(text, _find_places(text.shards, tokens))
-    distinct = parts.group_by(["first", "length"]).aggregate([])
-    # In this order, a stretch that contains another one comes before it, and covers it.
-    distinct = distinct.sort_by([("length", "descending"), ("first", "ascending")])
+    # In this order, a stretch that contains another one comes before it, and covers it. The sort is
+    # stable, so the places of a stretch keep their own order.
+    parts = parts.sort_by([("length", "descending"), ("first", "ascending")])
+    firsts, lengths = parts["first"].to_numpy(), parts["length"].to_numpy()
+    begins = np.flatnonzero(run_starts(firsts) | run_starts(lengths)).tolist()
     stretches: dict[tuple[int, int], list[RowPart]] = {}
     # For each token, the end of the stretch that covers it and reaches farthest.
     covered = np.zeros(len(tokens), np.int64)
-    for first, length in zip(
-        *(distinct[name].to_pylist() for name in ("first", "length")), strict=True
-    ):
+    for begin, following in pairwise([*begins, parts.num_rows]):
+        first, length = int(firsts[begin]), int(lengths[begin])
         end = first + length
         if covered[first] < end:
             covered[first:end] = np.maximum(covered[first:end], end)
-            is_this = (pc.field("first") == first) & (pc.field("length") == length)
+            places = parts.slice(begin, following - begin).to_pylist()
             stretches[first, length] = [
                 RowPart(text.shards[row["shard"]], row["segment"], row["place"], length)
-                for row in parts.filter(is_this).to_pylist()
+                for row in places
             ]
     return stretches
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.program.lifetime import importing
+from artifacts.settings import first_fault
 
 MASTER_PORT = 29500
 WORKER_POOLS = ("workerpool0", "workerpool1")
@@ -87,12 +88,9 @@ def _parse(text: str) -> tuple[tuple[str, ...], int]:
     try:
         spec = _ClusterSpec.model_validate_json(text)
     except ValidationError as error:
-        fault = error.errors()[0]
-        # A fault in text that is no JSON has no place.
-        message = ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
         raise UserError(
-            f"CLUSTER_SPEC cannot be read ({message}). Expected JSON with `cluster` and `task`, as "
-            f"Vertex AI writes it; found: {text[:200]}"
+            f"CLUSTER_SPEC cannot be read ({first_fault(error)}). Expected JSON with `cluster` "
+            f"and `task`, as Vertex AI writes it; found: {text[:200]}"
         ) from error
     pool, index = spec.task.type, spec.task.index
     if pool not in WORKER_POOLS:

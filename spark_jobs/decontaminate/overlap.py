@@ -207,7 +207,9 @@ def send_references(
 
 
 def _save(source: ReferenceTexts, overlaps: PartOverlaps, folder: str) -> dict[str, Any]:
-    return {"url": save_ngrams(folder, _read(source, overlaps))}
+    # Those of evaluation texts are in a file of their own already.
+    is_saved = isinstance(source, str)
+    return {"url": source if is_saved else save_ngrams(folder, _read(source, overlaps))}
 
 
 def _read(source: ReferenceTexts, overlaps: PartOverlaps) -> NGrams:

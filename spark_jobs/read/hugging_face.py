@@ -14,7 +14,7 @@ from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.opened import OpenedSource, single_chunk
-from spark_jobs.read.records import document_of
+from spark_jobs.read.records import as_document
 from spark_jobs.read.settings import HuggingFaceDataset
 
 TOLD_DOCUMENTS = 1_000
@@ -105,7 +105,7 @@ def _read(
                 )
         for number, row in enumerate(rows):
             place = f"{source.dataset}, row {number}"
-            yield document_of(row, source, place, f"{source.name}:{number}")
+            yield as_document(row, source, place, f"{source.name}:{number}")
             if (number + 1) % TOLD_DOCUMENTS == 0:
                 report(f"{source.name}: {number + 1:,} documents read")
 

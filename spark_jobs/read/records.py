@@ -37,7 +37,7 @@ class UnusableRow(Exception):
         self.reason = reason
 
 
-def document_of(
+def as_document(
     row: Any, source: Files | HuggingFaceDataset, place: str, own_id: str, path: str | None = None
 ) -> Document | Fault:
     """The document of a row, or what is wrong with it.

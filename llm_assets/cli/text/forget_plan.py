@@ -1,7 +1,7 @@
 """What `llm-assets forget` would forget: the documents that are named, and what goes with them."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,11 +102,12 @@ def make_plan(
         return plan
     record, state = session.record, session.registry.state()
     clean = record.current("clean_corpus")
-    documents, copies = _look_up(session, clean, new_ids)
+    copies = _find_copies(clean, new_ids)
+    survivor_of = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
+    documents = _look_up(session, clean, new_ids, survivor_of)
     named_rows = [row for texts in documents.values() for row in texts]
     plan.splits = {row["text_hash"]: row["split"] for row in named_rows}
 
-    survivor_of = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
     derived: Rows = dict(find_derived(record, state, {*documents, *survivor_of}))
     derived_rows = [row for texts in derived.values() for row in texts]
     # Short texts are in many documents, so only a person has those dropped that hold one.
@@ -179,17 +180,22 @@ def _raw_corpus_of(session: Session, clean: Artifact) -> Artifact | None:
     return session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
 
 
-def _look_up(session: Session, clean: Artifact, identifiers: Sequence[str]) -> tuple[Rows, Rows]:
+def _look_up(
+    session: Session,
+    clean: Artifact,
+    identifiers: Sequence[str],
+    survivor_of: Mapping[str, str],
+) -> Rows:
     """Documents with their current and earlier texts, as a corpus and its record have them.
+
+    Args:
+        survivor_of: copy to the document that is kept in its place.
 
     Returns:
         Id to `id`, `source`, `split`, `text_hash` and `text` of each text; a copy is found under
         the id of its survivor, with its own earlier texts. The split is `DROPPED` for a document
-        that cleaning dropped for other reasons than duplication. And id to rows of
-        `decider.DUPLICATE_SCHEMA`, its copies.
+        that cleaning dropped for other reasons than duplication.
     """
-    copies = _find_copies(clean, identifiers)
-    survivor_of = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
     documents: Rows = {survivor_of.get(name, name): [] for name in identifiers}
     columns = ["id", "source", "split", "text_hash", "text"]
     record = open_parts([clean.url, f"{clean.url}/{PAST_FOLDER}"], columns)
@@ -210,7 +216,7 @@ def _look_up(session: Session, clean: Artifact, identifiers: Sequence[str]) -> t
                 "dropped, now or before. Check the id: `llm-assets trace --text WORDS` names "
                 "documents that the serving version was trained on."
             )
-    return documents, copies
+    return documents
 
 
 def _find_copies(clean: Artifact, identifiers: Sequence[str]) -> Rows:

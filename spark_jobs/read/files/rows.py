@@ -29,7 +29,7 @@ from spark_jobs.read.files.streams import (
     lines_of,
     wide_encoding_of,
 )
-from spark_jobs.read.records import document_of
+from spark_jobs.read.records import as_document
 from spark_jobs.read.settings import Files, template_columns
 from spark_jobs.read.source_file import BLOCK_BYTES
 
@@ -49,7 +49,7 @@ def _document(row: Any, content: Content, where: str, number: int) -> Document |
     """The document of a file's row, or what is wrong with it."""
     place = f"{content.file.shown}, {where}"
     own_id = f"{content.file.name}:{number}"
-    document = document_of(row, content.source, place, own_id, content.file.name)
+    document = as_document(row, content.source, place, own_id, content.file.name)
     if isinstance(document, Document):
         size = len(document.example or document.text)
         if size > content.maximum_bytes:
