@@ -68,6 +68,11 @@ class QualitySettings(Settings):
     fewer than 20 requests are counted with those of the next check."""
 
 
+WHOLE_TEXT = 0.95
+"""From this coverage on, a text counts as read. A row of which most was read is not read again for
+the rest of it, so after changes of the text a little may stay unread."""
+
+
 class AutomationSettings(Settings):
     """When runs are launched automatically, and when they are not."""
 
@@ -79,6 +84,12 @@ class AutomationSettings(Settings):
     """Whether runs for new text continue training the serving model: as long as `checkpoint.budget`
     says (its epochs are passes over the whole train split), or up to eight times as long if the
     newest text needs it. Otherwise, they train as `checkpoint` says."""
+    least_coverage: float = Field(default=0, ge=0, le=WHOLE_TEXT)
+    """Train further on unchanged text while the wanted version has read less than this share of the
+    training text (`coverage`), for example 0.95; 0 for never. Each such run continues from the
+    version before with text that was not read yet, is judged by the gate, and counts in the limits
+    of automatic runs; it ends when the gate finds that the rest adds nothing. Needs
+    `continue_from_champion`."""
     time_zone: str = "UTC"
     """Time zone of all cron expressions and of `blackouts`, such as `Europe/Berlin`."""
     blackouts: tuple[str, ...] = ()

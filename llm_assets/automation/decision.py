@@ -20,7 +20,7 @@ from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
 from llm_assets.automation.launched import QUESTION_TAG, Runs
 from llm_assets.gate.verdict import Outcome, Verdict
-from llm_assets.operation_settings import AutomationSettings
+from llm_assets.operation_settings import WHOLE_TEXT, AutomationSettings
 from llm_assets.registry.state import GATE, ModelVersion, RegistryState
 from spark_jobs.read.opened import OpenedSource
 from spark_jobs.read.snapshot import fingerprints_of
@@ -116,6 +116,8 @@ class TextQuestion:
     """The wanted version; None before anything is registered."""
     longer: int = 1
     """Multiplier of the usual training length."""
+    is_unread: bool = False
+    """Whether the wanted version was trained on this text, but has not read all of it."""
 
     @property
     def name(self) -> str:
@@ -138,8 +140,15 @@ def ask(
     wanted = state.find("wanted")
     if wanted is None or not versions:
         return TextQuestion(text, wanted.version if wanted else None)
-    if any(entry.version == wanted.version for entry in versions):
-        return Wait(f"Version {wanted.version}, which is wanted, knows this text.")
+    knows_text = any(entry.version == wanted.version for entry in versions)
+    # Only a training that continues from the champion reads what is left of the text.
+    least = settings.least_coverage if settings.continue_from_champion else 0
+    coverage = 1.0 if wanted.coverage is None else wanted.coverage
+    if knows_text and coverage >= least:
+        told = f"Version {wanted.version}, which is wanted, knows this text"
+        if coverage >= WHOLE_TEXT:
+            return Wait(f"{told}.")
+        return Wait(f"{told}; it has read {coverage:.1%} of it (`automation.least_coverage`).")
     newest = versions[-1]
     if state.is_rejected(newest.weights):
         last = state.decisions_of(newest.weights)[-1]
@@ -147,7 +156,8 @@ def ask(
             f"{last.name} rejected version {newest.version}, which knows this text: {last.reason}"
         )
     last_move = [move for move in state.history if move.alias == "wanted"][-1]
-    if state.was_wanted(newest.version) and last_move.by != GATE:
+    is_set_aside = newest.version != wanted.version and state.was_wanted(newest.version)
+    if is_set_aside and last_move.by != GATE:
         return Wait(
             f"{last_move.by} took version {newest.version}, which knows this text, out of service: "
             f"{last_move.reason}"
@@ -165,10 +175,11 @@ def ask(
             f"text; version {wanted.version} stays until there is more text, or a person approves "
             "another. "
             f"{'' if settings.continue_from_champion else advice}{latest[-1].summary}",
-            is_alarm=True,
+            # That the rest of a text adds nothing is no reason to call somebody.
+            is_alarm=not knows_text,
         )
     # Each rejected candidate doubles the length of the next training.
-    return TextQuestion(text, wanted.version, 2 ** len(latest))
+    return TextQuestion(text, wanted.version, 2 ** len(latest), is_unread=knows_text)
 
 
 def _is_worth_more(latest: Sequence[Verdict], settings: AutomationSettings) -> bool:

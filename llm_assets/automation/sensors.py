@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
@@ -201,7 +202,9 @@ def _decide_on_text(
     earlier_text = known_texts.get(question.against) if question.against is not None else None
     changed_bytes = Surveys(pipeline.store, settings.name).changed_bytes(text, earlier_text)
     least = automation.minimum_changed_megabytes * 1e6
-    if text.is_all_files and changed_bytes is not None and changed_bytes <= least:
+    # Files that are still to be read need not have changed.
+    is_small = text.is_all_files and changed_bytes is not None and changed_bytes <= least
+    if is_small and not question.is_unread:
         if not changed_bytes:
             return Wait("Files were only renamed: there is nothing to learn.")
         return Wait(
@@ -213,8 +216,14 @@ def _decide_on_text(
         return Wait(
             f"The text changed {waited:.0f} s ago; waiting until it is unchanged for {quiet:.0f} s."
         )
-    overrides = {"continue_from_champion": automation.continue_from_champion}
-    config = training_config(settings, overrides | {"longer": question.longer})
+    overrides: dict[str, Any] = {
+        "continue_from_champion": automation.continue_from_champion,
+        "longer": question.longer,
+    }
+    if question.is_unread:
+        # Otherwise the checkpoint that was made of this text before would be found.
+        overrides |= {"from_version": question.against}
+    config = training_config(settings, overrides)
     return request_run(question, Runs(context.instance, settings), now, history.TEXT_SENSOR, config)
 
 

@@ -17,6 +17,7 @@ from artifacts.storage.files import is_local, need_writable
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.operation_settings import WHOLE_TEXT
 from llm_assets.preflight.held_out import find_whole, foresee_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
 from recipes.model import base_model
@@ -169,7 +170,7 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
         return f" in about {format_duration(tokens / speed)}" if speed else ""
 
     sentence = f"{steps:,} steps read about {share:.1%} of the text{time(steps * row_tokens)}"
-    if share < 0.95:
+    if share < WHOLE_TEXT:
         tokens = text.tokens / own_share
         pass_steps = round(tokens / row_tokens) or 1
         # In the unit of the configured budget, since only one unit may be set.

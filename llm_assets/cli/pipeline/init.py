@@ -14,6 +14,7 @@ import yaml
 from artifacts.errors import UserError, shown_in_line
 from llm_assets.cli.pipeline.columns import plan_columns
 from llm_assets.config import LONGEST_NAME, NAME, PipelineSettings, name_from
+from llm_assets.operation_settings import WHOLE_TEXT
 from llm_assets.preflight.check import (
     LOOK_SECONDS,
     OTHER_SECONDS,
@@ -233,11 +234,16 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
     run_seconds = seconds + OTHER_SECONDS
+    training = f"{steps} steps of training (`checkpoint.budget.steps`)"
+    share = steps * TOKENS_PER_STEP * (1 - REPLAY_SHARE) / max(1.0, text.tokens)
+    if share < WHOLE_TEXT:
+        training += f" read about {share:.1%} of the text, automatic runs the rest "
+        training += "(`automation.least_coverage`)"
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
         f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",
-        f"{steps} steps of training (`checkpoint.budget.steps`), about {seconds / 60:.0f} min on "
-        f"this machine's processor; the whole run about {run_seconds / 60:.0f} min",
+        f"{training}, about {seconds / 60:.0f} min on this machine's processor; the whole run "
+        f"about {run_seconds / 60:.0f} min",
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
     ]
     try:

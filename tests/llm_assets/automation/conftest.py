@@ -149,7 +149,9 @@ class Automated:
         kind = DagsterEventType.RUN_SUCCESS if succeeded else DagsterEventType.RUN_FAILURE
         self._report(kind, run)
 
-    def teach(self, model: str, outcome: Outcome = Outcome.BETTER) -> ModelVersion:
+    def teach(
+        self, model: str, outcome: Outcome = Outcome.BETTER, coverage: float | None = None
+    ) -> ModelVersion:
         """Register a model that was trained on the text as it is, with the gate's verdict."""
         settings = load_settings(self.project.config).raw_corpus
         store = self.project.record.store
@@ -162,8 +164,9 @@ class Automated:
         look = state.look_of(model, against)
         found = verdict(model, against, promoted=outcome is Outcome.BETTER, look=look)
         reason = Reason(outcome=outcome, text=f"{model} was measured against {against}.")
+        update = {"lineage": {"raw_corpus": corpus.fingerprint}, "coverage": coverage}
         version = self.registry.enter(
-            entry(model).model_copy(update={"lineage": {"raw_corpus": corpus.fingerprint}}),
+            entry(model).model_copy(update=update),
             found.model_copy(update={"reasons": [reason]}),
         )
         if found.promoted:

@@ -179,6 +179,38 @@ def test_gates_no_is_followed_by_longer_training_once(automated: Automated) -> N
     automated.expect_run()
 
 
+def test_text_is_read_on_in_further_runs_until_it_is_covered(automated: Automated) -> None:
+    """More text than one run reads: each run goes on from the version that the one before made."""
+    automated.add("much.txt")
+    automated.teach("second", coverage=0.1)
+    assert "has read 10.0% of it (`automation.least_coverage`)" in str(automated.tick())
+    automated.automate(least_coverage=0.9, minimum_changed_megabytes=1)
+    request = automated.expect_run()
+    assert request.run_config["ops"]["checkpoint"]["config"] == {
+        "continue_from_champion": True,
+        "longer": 1,
+        "from_version": 2,
+    }
+    automated.end(automated.launch(request), succeeded=True)
+    automated.teach("third", coverage=0.6)
+    request = automated.expect_run()
+    assert request.run_config["ops"]["checkpoint"]["config"]["from_version"] == 3
+    automated.end(automated.launch(request), succeeded=True)
+    automated.teach("fourth", coverage=0.95)
+    assert "version 4, which is wanted, knows this text." in str(automated.tick()).lower()
+
+
+def test_text_whose_rest_adds_nothing_is_not_read_on(automated: Automated) -> None:
+    automated.automate(least_coverage=0.9, longer_attempts=0)
+    automated.add()
+    automated.teach("second", coverage=0.5)
+    automated.end(automated.launch(automated.tick()), succeeded=True)
+    automated.teach("third", Outcome.NOT_BETTER, coverage=0.9)
+    assert "The gate rejected 1 candidate trained on this text" in str(automated.tick())
+    automated.automate(continue_from_champion=False)
+    assert "has read 50.0% of it" in str(automated.tick())
+
+
 @pytest.mark.parametrize("outcome", [Outcome.NOT_BETTER, Outcome.TIE])
 def test_what_would_be_trained_once_more_just_the_same_is_not_launched(
     automated: Automated, outcome: Outcome
@@ -198,6 +230,9 @@ def test_persons_word_ends_the_asking(automated: Automated) -> None:
     second = automated.teach("second")
     assert "version 2, which is wanted" in str(automated.tick()).lower()
     automated.registry.roll_back("Ada", "it rambles")
+    assert "Ada took version 2" in str(automated.tick())
+    # Nor is a version that a person took out of service followed by another that reads on.
+    automated.automate(least_coverage=0.9)
     assert "Ada took version 2" in str(automated.tick())
     automated.registry.reject(second.version, "Ada", "it rambles")
     assert "Ada rejected version 2" in str(automated.tick())

@@ -83,7 +83,9 @@ def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: 
         folder = write_files(tmp_path / name, {"text.md": "The valve opens. " * (size // 17)})
         started = write_pipeline(folder, name, tmp_path / f"{name}.yaml")
         steps[name] = load_settings(started.path).checkpoint.budget.steps or 0
-        assert f"{steps[name]} steps of training" in started.notes[-2]
+        training = started.notes[-2]
+        assert f"{steps[name]} steps of training" in training
+        assert ("automatic runs the rest" in training) is (name == "much")
         assert "GB on disk" in started.notes[-1]
 
     assert steps["little"] == LEAST_STEPS
