@@ -342,6 +342,22 @@ class PipelineSettings(Settings):
             f"{self.endpoint.weights}; leave it out"
         )
 
+    @model_validator(mode="after")
+    def _text_can_be_read_on(self) -> Self:
+        if not self.automation.least_coverage:
+            return self
+        if self.checkpoint.starts_from == "random":
+            raise ValueError(
+                f"the recipe {self.checkpoint.recipe} begins with random weights, so no run reads "
+                "what the one before left; take out `automation.least_coverage`"
+            )
+        if not self.automation.continue_from_champion:
+            raise ValueError(
+                "`automation.least_coverage` needs runs that continue from one another; take it "
+                "out, or set `automation.continue_from_champion: true`"
+            )
+        return self
+
 
 def config_path() -> Path:
     """The pipeline file in force: `LLM_ASSETS_CONFIG`, else the default one or the only one."""

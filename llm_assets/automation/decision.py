@@ -141,10 +141,8 @@ def ask(
     if wanted is None or not versions:
         return TextQuestion(text, wanted.version if wanted else None)
     knows_text = any(entry.version == wanted.version for entry in versions)
-    # Only a training that continues from the champion reads what is left of the text.
-    least = settings.least_coverage if settings.continue_from_champion else 0
     coverage = 1.0 if wanted.coverage is None else wanted.coverage
-    if knows_text and coverage >= least:
+    if knows_text and coverage >= settings.least_coverage:
         told = f"Version {wanted.version}, which is wanted, knows this text"
         if coverage >= WHOLE_TEXT:
             return Wait(f"{told}.")

@@ -120,6 +120,14 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
             "tests the unquantized weights, but `endpoint.weights` serves int8; leave it out",
         ),
         (
+            "automation: {least_coverage: 0.9}\ncheckpoint: {recipe: pretraining}",
+            "the recipe pretraining begins with random weights.*take out `automation.least_cov",
+        ),
+        (
+            "automation: {least_coverage: 0.9, continue_from_champion: false}",
+            "needs runs that continue from one another; take it out, or set `automation.cont",
+        ),
+        (
             "checkpoint: {recipe: masked_language_modeling}\n"
             "exam: {facts: f.csv, forms: f.yaml}\nmodel_version: {gate: {metric: exam}}",
             "masked_language_modeling and its settings, .* answer no questions, .*; take out "
