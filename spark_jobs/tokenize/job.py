@@ -124,7 +124,7 @@ def run(spark: SparkSession, spec: TokenizeSpec, report: Report = print) -> dict
 
     Raises:
         UserError: there is no clean corpus or tokenizer, a split gets no document, nothing is left
-            to replay, or all training text is shorter than one row.
+            to replay, or all training text is shorter than one row, which an example may be.
     """
     with scratch_folder(f"{spec.output}{SCRATCH_SUFFIX}") as scratch:
         return _run(JobRun(spark, report, scratch, spec.cache), spec)
@@ -310,20 +310,23 @@ def refuse_too_little(stats: dict[str, Any], plan: ShardPlan) -> None:
             "text, so nothing is left to replay. Name another source of general text, or split its "
             "documents into smaller ones."
         )
-    if stats["tokens"]["train"] < plan.sequence_length:
+    # An example with a row of its own is learnt however short it is.
+    has_own_row = plan.packing == "one_per_row"
+    if stats["tokens"]["train"] < (1 if has_own_row else plan.sequence_length):
         left_out = dict(stats["left_out"])
         if overlapping := stats["removed_as_overlapping_held_out"].get("train"):
             left_out["overlaps held-out text"] = overlapping
         counts = ", ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
         sampled = " raise what `tokenized_shards.mixing` and `fraction` take of it,"
-        one_per_row = plan.form in ("pairs", "labeled")
-        length = "examples.input_tokens" if one_per_row else "sequence_length"
+        change = "lower `tokenized_shards.sequence_length`"
+        if has_own_row:
+            change = "let longer ones in (`tokenized_shards.examples`)"
         raise UserError(
             f"All training text together is {stats['tokens']['train']:,} tokens, shorter than one "
             f"row of {plan.sequence_length}"
             + (f"; documents that were left out: {counts}" if counts else "")
-            + f". Give the corpus more text,{sampled if NOT_SAMPLED in left_out else ''} or lower "
-            f"`tokenized_shards.{length}`."
+            + f". Give the corpus more text,{sampled if NOT_SAMPLED in left_out else ''} or "
+            f"{change}."
         )
 
 

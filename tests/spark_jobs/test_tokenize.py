@@ -2,16 +2,19 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from tokenizers import Tokenizer
 
 from artifacts.errors import UserError
+from artifacts.examples import write_example
 from artifacts.shards.format import SPLITS, ShardStats, Split
 from artifacts.shards.shard_set import ShardSet
 from spark_jobs.settings import (
     DecontaminationSettings,
+    ExampleSettings,
     SourceMix,
     SplitSettings,
     TokenizedShardsSettings,
@@ -149,6 +152,28 @@ def test_too_little_text_is_refused(
 
     with pytest.raises(UserError, match=message):
         run(spark, clean, model_folder, tmp_path / "shards", settings)
+
+
+def test_pairs_shorter_together_than_a_row_have_rows_of_their_own(
+    spark: SparkSession, model_folder: Path, tmp_path: Path
+) -> None:
+    clean = write_clean(tmp_path / "clean", tiny_texts(40))
+    part = Path(clean) / "part-00000.parquet"
+    table = pq.read_table(part)
+    texts = table["text"].to_pylist()
+    examples = [write_example({"input": text, "target": "Yes."}) for text in texts]
+    pq.write_table(table.append_column("example", pa.array(examples)), part)
+
+    def pairs(output: str, **settings: object) -> dict:
+        of_pairs = SETTINGS.model_copy(update={"examples": ExampleSettings(**settings)})
+        return run(spark, clean, model_folder, tmp_path / output, of_pairs, form="pairs")
+
+    stats = pairs("shards", input_tokens=20_000)
+
+    assert stats["tokens"]["train"] < 20_000
+    assert 0 < stats["rows"]["train"] == stats["documents"]["train"]
+    with pytest.raises(UserError, match=r"is 0 tokens.*too_long: \d+. .* let longer ones in"):
+        pairs("none", input_tokens=4, too_long="drop")
 
 
 def documents_in(folder: Path, stats: dict, split: Split) -> list[str]:
