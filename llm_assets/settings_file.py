@@ -177,8 +177,12 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
 def _keys(fault: Any, content: Any) -> list[str]:
     """The keys that lead to a fault, as the file has them: where a value may be of several kinds,
     pydantic also names the kind, which nobody wrote."""
-    keys = []
+    keys, of_kind = [], None
     for part, following in itertools.zip_longest(fault["loc"], fault["loc"][1:]):
+        # A source of the kind `facts` may have a key of that name, too, which then comes second.
+        if content is not of_kind and isinstance(content, dict) and content.get("type") == part:
+            of_kind = content
+            continue
         try:
             content = content[part]
         except (LookupError, TypeError):

@@ -204,4 +204,4 @@ def _new_documents(settings: PipelineSettings, text: TextEstimate) -> int:
     read = sum(
         source["documents"] for name, source in raw.stats["sources"].items() if name not in replayed
     )
-    return max(0, round(text.documents + text.held_out + text.copies + text.short) - read)
+    return max(0, round(text.in_sources) - read)

@@ -31,6 +31,8 @@ class TextEstimate(TextSurvey):
 
     held_out: float = 0.0
     """Documents of sources that are held out as a whole."""
+    in_sources: float = 0.0
+    """All of the sources that are not replayed, as a raw corpus has them."""
     is_known: bool = True
     """Whether every source was looked at."""
 
@@ -108,6 +110,8 @@ def look_at(
             text.held_out += result.documents
         elif place is None:
             text.documents += result.documents
+        if place != "replay":
+            text.in_sources += result.documents + result.copies + result.short
         for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:
             setattr(text, name, getattr(text, name) + getattr(result, name))
         text.share = min(text.share, result.share)

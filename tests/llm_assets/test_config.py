@@ -55,6 +55,10 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
             "sources.0.type: unknown type fles; did you mean `files`\\? "
             "Types: bigquery, facts, files, hugging_face, package_docs.",
         ),
+        (
+            "raw_corpus: {sources: [{type: facts, facts: a.csv, forms: b.yaml}]}",
+            r"sources\.0\.path: missing\.\n.*sources\.0\.facts: unknown key; .*path",
+        ),
         ("raw_corpus: {sources: [{path: x}]}", "sources.0: `type` is missing. Types: bigquery,"),
         (source("examples: {text_column: t}"), "`form` is missing. Forms: conversations, labeled"),
         (source("examples: {form: pair}"), "unknown form pair; did you mean `pairs`\\? Forms:"),

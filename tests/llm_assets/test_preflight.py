@@ -152,6 +152,10 @@ def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path)
     both = look_at(settings(tmp_path, raw_corpus=sources, clean_corpus=cleaning), None)
     assert both.documents == alone.documents - 40
     assert (both.held_out, both.copies) == (40, alone.copies + 40)
+    # Text to replay is none that is new, and its copies are none either.
+    cleaning["split"] = {"sources": {"judged": "replay"}}
+    replayed = look_at(settings(tmp_path, raw_corpus=sources, clean_corpus=cleaning), None)
+    assert replayed.copies == alone.copies + 40 and replayed.in_sources == alone.in_sources == 120
 
 
 def test_a_file_that_is_set_aside_counts_nothing_of_what_comes_before_its_damage(
