@@ -125,7 +125,7 @@ class _UnnamedError(Exception):
 
 def _need_names(names: list[str], columns: Columns | None) -> None:
     """Raise if the first line holds no names, or if the name of a chosen column is there several
-    times: only the last of these columns would be read."""
+    times, which a run would refuse."""
     if any(len(name) > NAME_CHARACTERS for name in names):
         raise _UnnamedError(
             f"its first line holds more than {NAME_CHARACTERS} characters in a field, so it seems "
@@ -135,8 +135,8 @@ def _need_names(names: list[str], columns: Columns | None) -> None:
     used = [value] if key == "text_column" else template_columns(value)
     if repeated := [name for name in used if names.count(name) > 1]:
         raise _UnnamedError(
-            f"several columns have the name {shown_in_line(repeated[0])!r}, of which only the last "
-            "would be read; rename all but one"
+            f"several columns have the name {shown_in_line(repeated[0])!r}, so there is no telling "
+            "which is meant; rename all but one"
         )
 
 

@@ -11,6 +11,8 @@ from spark_jobs.read.files.streams import BadFile, Content, decode
 from spark_jobs.read.files.whole import naming_encoding, one_document
 
 _DECLARED = re.compile(rb"<meta[^>]+charset|<\?xml[^>]+encoding", re.IGNORECASE)
+LONG_TEXT = 10_000_000
+"""Bytes up to which libxml2 reads a text unless it is told otherwise, such as a log in a page."""
 
 
 def page_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
@@ -25,11 +27,19 @@ def page_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
 def html_text(content: bytes | str) -> str:
     """A page's main text, as trafilatura finds it; where it finds none, all its text."""
     import trafilatura
+    from lxml.html import HTMLParser, document_fromstring
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     # Without that tag, trafilatura finds nothing in a page that has no head.
     markup = f"<html>{content}" if isinstance(content, str) else b"<html>" + content
-    for page in (content, markup):
+    pages: list[Any] = [content, markup]
+    encoded = content.encode() if isinstance(content, str) else content
+    if max(map(len, encoded.split(b"<"))) >= LONG_TEXT:
+        # trafilatura's own parser ends the page there, and says nothing of it.
+        is_named = encoded is content and _DECLARED.search(encoded[:8192])
+        parser = HTMLParser(encoding=None if is_named else "utf-8", huge_tree=True)
+        pages = [document_fromstring(encoded, parser=parser)]
+    for page in pages:
         text = trafilatura.extract(
             page, output_format="markdown", include_comments=False, include_tables=True
         )
@@ -54,7 +64,7 @@ def all_text(markup: str) -> str:
     from lxml.html import HTMLParser, document_fromstring
 
     # The page is encoded as UTF-8 here, whatever it says of its encoding.
-    parser = HTMLParser(encoding="utf-8")
+    parser = HTMLParser(encoding="utf-8", huge_tree=True)
     if not _TITLE_END.search(markup):
         # A title that is not closed would take in the whole page.
         markup = _TITLE.sub("", markup)
@@ -77,6 +87,9 @@ def all_text(markup: str) -> str:
     return "\n".join(filter(None, (line.translate(blanks).rstrip() for line in lines)))
 
 
+_SAFE = {"resolve_entities": False, "no_network": True, "huge_tree": True}
+"""Without entities, which may multiply or fetch other files. Sizes are bounded where files are
+opened, and libxml2's own bound, 10 MB a text, is less than a document may have."""
 _DUMP = re.compile(rb"<mediawiki[\s>]")
 HEAD_BYTES = 4096
 
@@ -84,17 +97,16 @@ HEAD_BYTES = 4096
 def read_xml(content: Content) -> Iterator[Document | Fault]:
     """All text of a file as one document; of a wiki's dump each page is a document."""
     with content.open() as stream:
-        is_dump = _DUMP.search(stream.read(HEAD_BYTES))
+        # In UTF-16 every other byte of the tag is zero.
+        is_dump = _DUMP.search(stream.read(HEAD_BYTES).replace(b"\0", b""))
     if not is_dump:
         yield from one_document(content, naming_encoding(_xml_text))
         return
     from lxml import etree
 
-    # Without entities, which may multiply or fetch other files.
-    safe = {"resolve_entities": False, "no_network": True}
     try:
         with content.open() as stream:
-            pages = etree.iterparse(stream, tag="{*}page", **safe)
+            pages = etree.iterparse(stream, tag="{*}page", **_SAFE)
             for number, (_, page) in enumerate(pages, start=1):
                 yield _wiki_page(page, content, number)
                 # Only one page of a dump, which may have gigabytes, is held at a time.
@@ -130,5 +142,4 @@ def parse_xml(found: bytes) -> Any:
     """The root of an XML document, without what it might fetch or multiply."""
     from lxml import etree
 
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True)
-    return etree.fromstring(found, parser)
+    return etree.fromstring(found, etree.XMLParser(remove_comments=True, **_SAFE))

@@ -141,7 +141,10 @@ class _JsonFile:
             except UnicodeDecodeError:
                 raise
             except ValueError as error:
-                raise BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
+                raise BadFile(
+                    f"{content.file.shown} is not valid JSON ({error}). Repair it there, or take "
+                    "it out of the source."
+                ) from error
         wrapped = _wrapped_rows(value, content.source)
         rows = wrapped or (value if isinstance(value, list) else [value])
         for number, row in enumerate(rows, start=1):
@@ -218,7 +221,9 @@ def read_csv(content: Content) -> Iterator[Document | Fault]:
             plain = _has_plain_quotes(content, encoding)
             ended: list[bool] = []
             rows = table_rows(_until_the_end(text, ended), plain)
-            names = list(rows.fieldnames or [])
+            wanted = {column.strip(): column for column in content.source.columns}
+            # The settings, too, may name a column with the blanks that its table has.
+            names = rows.fieldnames = [wanted.get(n, n) for n in rows.fieldnames or []]
             if names and ended:
                 raise _open_quote(content, "the line of column names")
             _need_columns(content, names)
@@ -261,11 +266,11 @@ def _has_plain_quotes(content: Content, encoding: str | None) -> bool:
     read as a table of quoted fields, such a file has errors."""
     with content.open(ahead=True) as stream:
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
-        separator, lines = _head(text)
-        if separator != "\t":
+        form, lines = _head(text)
+        if form.delimiter != "\t":
             return False
         try:
-            deque(csv.reader(lines, delimiter=separator, strict=True), maxlen=0)
+            deque(csv.reader(lines, form, strict=True), maxlen=0)
         except csv.Error as error:
             # A field that is too long is an error in any case, and named as such.
             return "field larger" not in str(error)
@@ -278,16 +283,19 @@ def table_rows(text: Iterable[str], plain_quotes: bool = False) -> "csv.DictRead
     Args:
         plain_quotes: whether quotes are characters like others.
     """
-    separator, lines = _head(text)
-    return csv.DictReader(
-        lines,
-        delimiter=separator,
-        quoting=csv.QUOTE_NONE if plain_quotes else csv.QUOTE_MINIMAL,
-    )
+    form, lines = _head(text)
+    if plain_quotes:
+        form.quoting = csv.QUOTE_NONE
+    rows = csv.DictReader(lines, dialect=form)
+    rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
+    return rows
 
 
-def _head(text: Iterable[str]) -> tuple[str, Iterator[str]]:
-    """What separates the columns of a table, and its lines from that with the columns' names on.
+_STATED_SEPARATOR = re.compile(r'"?sep=([^"\r\n])"?\s*', re.IGNORECASE)
+
+
+def _head(text: Iterable[str]) -> tuple[csv.Dialect, Iterator[str]]:
+    """How the columns of a table are separated, and its lines from that with their names on.
 
     Spreadsheets write semicolons where the comma is the decimal point, and empty lines above a
     table that does not begin at the top of its sheet. A single column has no separator, so its text
@@ -295,9 +303,16 @@ def _head(text: Iterable[str]) -> tuple[str, Iterator[str]]:
     """
     lines = dropwhile(lambda line: not line.strip(), text)
     head = next(lines, "")
+    # Excel hides such a line and obeys it, so programs that write for Excel put it on top.
+    if stated := _STATED_SEPARATOR.fullmatch(head):
+        head = next(lines, "")
     unquoted = re.sub(r'"[^"]*"?', "", head)
+    form = csv.excel()
     # A head without any of these gets the first one, which no text has.
-    return max("\x1f\t,;", key=unquoted.count), chain([head] if head else [], lines)
+    form.delimiter = stated[1] if stated else max("\x1f\t,;", key=unquoted.count)
+    # Where names follow a blank, a quote after one opens a field; elsewhere it is text.
+    form.skipinitialspace = f"{form.delimiter} " in unquoted
+    return form, chain([head] if head else [], lines)
 
 
 def _other_encoding(content: Content) -> str | None:
@@ -386,6 +401,13 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeEr
 
 def _need_columns(content: Content, names: Iterable[str]) -> None:
     present, source = list(names), content.source
+    for column in (*source.columns, *(["input"] if source.examples else [])):
+        read = column if column in present else column.split(".")[0]
+        if present.count(read) > 1:
+            raise BadFile(
+                f"{content.file.shown} has {present.count(read)} columns named {read!r}, so there "
+                "is no telling which is meant. Rename all but one of them."
+            )
     choices = [template_columns(template) for template in source.templates] or [source.columns]
     if any(all(_has(present, column) for column in choice) for choice in choices):
         choices = [(source.id_column,)] if source.id_column else []

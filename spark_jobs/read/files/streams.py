@@ -28,6 +28,15 @@ from spark_jobs.read.settings import Files
 from spark_jobs.read.source_file import BLOCK_BYTES, SourceFile, Tick, counted
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
+OPENERS: dict[str, Callable[[io.BufferedReader], Any]] = {
+    "gzip": lambda handle: gzip.GzipFile(fileobj=handle),
+    "bz2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+    "zstd": lambda handle: pa.CompressedInputStream(pa.PythonFile(handle), "zstd"),
+}
+"""Python's own readers notice a file that was cut off at its end."""
+MOST_LAYERS = 2
+"""Backups of what was compressed before are compressed again, `a.txt.gz.gz`."""
 UNREACHABLE = {
     *(errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT),
     *(errno.ECONNABORTED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN),
@@ -132,13 +141,15 @@ class Content:
                 "the file again, or take it out of the source.",
             )
         declared = self.source.encoding
+        is_cut = error.reason == "unexpected end of data"
+        cut = "It ends within a character: where it was cut off, fetch it again. " if is_cut else ""
         # Latin-1 is not named: any bytes at all are text in it, which would be learned.
         return Fault(
             "not_utf8",
             f"{shown}: {where} is not UTF-8{f', nor {declared}' if declared else ''} (byte "
-            f"0x{error.object[error.start]:02x} at position {error.start}). Set `encoding` of the "
-            "source to the one that such text is in, such as GB18030, SHIFT_JIS or WINDOWS-1251, "
-            "or convert it: iconv -f ENCODING -t UTF-8",
+            f"0x{error.object[error.start]:02x} at position {error.start}). {cut}Set `encoding` of "
+            "the source to the one that such text is in, such as GB18030, SHIFT_JIS or "
+            "WINDOWS-1251, or convert it: iconv -f ENCODING -t UTF-8",
         )
 
     def too_large(self, where: str, size: int) -> Fault:
@@ -161,22 +172,9 @@ def unpacked(
         limit: bytes beyond which reading raises BadFile, as of a compression bomb.
         tick: told of 0 bytes whenever some were unpacked.
     """
-    # As many bytes as the longest mark in `MAGIC` has.
-    start = handle.read(6)
-    handle.seek(0)
-    if compression and not start:
+    if compression and not handle.peek(1):
         # No compressed content takes 0 bytes, so an upload was cut.
         raise EOFError("it has 0 bytes")
-    compression = compression or next((k for m, k in MAGIC.items() if start.startswith(m)), None)
-    if compression is None:
-        return handle
-    # Python's own readers notice a file that was cut off at its end.
-    openers: dict[str, Callable[[], Any]] = {
-        "gzip": lambda: gzip.GzipFile(fileobj=handle),
-        "bz2": lambda: bz2.BZ2File(handle),
-        "xz": lambda: lzma.LZMAFile(handle),  # noqa: SIM115 - its reader closes it
-        "zstd": lambda: pa.CompressedInputStream(pa.PythonFile(handle), "zstd"),
-    }
     unpacked_bytes = 0
 
     def count(number: int) -> None:
@@ -189,7 +187,22 @@ def unpacked(
                 "`maximum_expansion` of the source."
             )
 
-    return counted(openers[compression](), count)
+    layers = 0
+    while compression := compression or _compression_of(handle):
+        # There are files that unpack to themselves, without an end.
+        if layers == MOST_LAYERS:
+            raise BadFile(
+                f"{name} is compressed more than {MOST_LAYERS} times over. Unpack it until one "
+                f"{compression} is left."
+            )
+        handle, compression = counted(OPENERS[compression](handle), count), None
+        layers += 1
+    return handle
+
+
+def _compression_of(handle: io.BufferedReader) -> str | None:
+    start = handle.peek(1)
+    return next((kind for mark, kind in MAGIC.items() if start.startswith(mark)), None)
 
 
 @dataclass(frozen=True)

@@ -106,17 +106,19 @@ def _pdf_text(content: bytes) -> str:
 def notebook_text(content: bytes) -> str:
     """A Jupyter notebook's text, and its code between fences; outputs are left out."""
     notebook = json.loads(content)
-    cells = notebook.get("cells")
-    if cells is None:
-        # Before version 4, cells lay in worksheets.
-        cells = [cell for sheet in notebook["worksheets"] for cell in sheet["cells"]]
-    language = notebook.get("metadata", {}).get("language_info", {}).get("name", "python")
+    if not isinstance(notebook, dict) or notebook.keys().isdisjoint(("cells", "worksheets")):
+        raise ValueError("it is no object with `cells`")
+    # Before version 4, cells lay in worksheets.
+    sheets = [notebook] if "cells" in notebook else notebook["worksheets"]
+    cells = [cell for sheet in sheets for cell in sheet["cells"] or ()]
+    # Programs that write notebooks put null where they know of nothing.
+    about = (notebook.get("metadata") or {}).get("language_info") or {}
+    language = about.get("name") or "python"
     return "\n\n".join(filter(None, (_cell(cell, language) for cell in cells)))
 
 
 def _cell(cell: dict[str, Any], language: str) -> str:
-    lines = cell.get("source", cell.get("input", ""))
-    text = "".join(lines).strip()
+    text = "".join(cell.get("source") or cell.get("input") or "").strip()
     if cell.get("cell_type") == "code" and text:
         return f"```{language}\n{text}\n```"
     return text

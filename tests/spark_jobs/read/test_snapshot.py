@@ -119,6 +119,10 @@ def test_files_are_read_by_their_endings_names_and_beginnings(tmp_path: Path) ->
     (folder / "C.JSONL").write_text("\n\n".join(map(json.dumps, lines)))
     for name in ("d.jsonl.gz", "packed.jsonl"):
         (folder / name).write_bytes(gzip.compress(json.dumps(lines[0]).encode()))
+    # A backup of compressed files is often compressed again, with its ending or without.
+    twice = gzip.compress(b"twice")
+    (folder / "b.md.gz.zst").write_bytes(pa.compress(twice, "zstd", asbytes=True))
+    (folder / "c.md.gz").write_bytes(gzip.compress(twice))
     pq.write_table(pa.table({"text": ["epsilon"]}), folder / "e.parquet")
     for name in ("README", "LICENSE", "run.log"):
         (folder / name).write_text(name)
@@ -134,6 +138,8 @@ def test_files_are_read_by_their_endings_names_and_beginnings(tmp_path: Path) ->
         "d.jsonl.gz:1": "gamma",
         "packed.jsonl:1": "gamma",
         "deep/b.txt.gz": "beta",
+        "b.md.gz.zst": "twice",
+        "c.md.gz": "twice",
         "e.parquet:1": "epsilon",
         **{name: name for name in ("README", "LICENSE", "run.log")},
     }
@@ -180,6 +186,13 @@ def _corrupt_gzip() -> bytes:
         ("a.jsonl", b'{"body": "x"}', r"a.jsonl, line 1: no text under the key 'text'.*body"),
         ("a.jsonl.gz", _corrupt_gzip(), r"a.jsonl.gz is damaged: its gzip"),
         ("a.txt.gz", b"not gzip at all", r"a.txt.gz is damaged: its gzip"),
+        (
+            "a.txt.gz",
+            gzip.compress(gzip.compress(gzip.compress(b"It leaks."))),
+            r"a.txt.gz is compressed more than 2 times over. Unpack it until one gzip is left",
+        ),
+        ("a.ipynb", b"[]", r"a.ipynb cannot be read as notebook \(it is no object with `cells`\)"),
+        ("a.json", b'[{"text": "x"},]', r"a.json is not valid JSON \(.* line 1 .*\). Repair it"),
         ("a.parquet", b"not parquet", r"a.parquet is damaged: its parquet cannot be read"),
         ("a.txt", b"  \n", r"raw corpus is empty.*1 empty.*\n.*a.txt: the id 'a.txt' has no text"),
         ("a.odp", b"PK", r"no file at .*text has a format that is read.*1 \.odp \(a.odp\)"),

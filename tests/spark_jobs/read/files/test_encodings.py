@@ -62,6 +62,7 @@ def test_a_line_has_as_many_bytes_in_every_encoding(tmp_path: Path, encoding: st
 
 
 POLISH = "<html><body><p>Największy zawór otwiera się później.</p></body></html>"
+CUT_UTF_8 = r"is not UTF-8 \(byte 0xc3 .* ends within a character: where it was cut off, fetch it"
 UNKNOWN = r"the file is not UTF-8.*Set `encoding`.*iconv -f ENCODING"
 CUT_OFF = r"UTF-16 that is cut off or damaged \(truncated data\)"
 
@@ -90,6 +91,9 @@ CUT_OFF = r"UTF-16 that is cut off or damaged \(truncated data\)"
         ("a.txt", "Größe über alles".encode() + b"\xf6", "cp1250", "is not UTF-8, nor cp1250"),
         ("a.txt", "Größe über alles\n".encode() + b"a\xffb", "cp1250", "is not UTF-8, nor cp1250"),
         ("a.csv", "text\nGröße\n".encode() + b"a\xffb\n", "cp1250", "is not UTF-8, nor cp1250"),
+        ("a.txt", "Der Rückfluß".encode()[:-1], "", CUT_UTF_8),
+        ("a.csv", "text\nDer Rückfluß".encode()[:-1], "", CUT_UTF_8),
+        ("a.jsonl", '{"text": "Der Rückfluß'.encode()[:-1], "", CUT_UTF_8),
         ("a.txt", GERMAN.encode("utf-16")[:-1], "", CUT_OFF),
         ("a.csv", f"text\n{GERMAN}\n".encode("utf-16")[:-1], "", CUT_OFF),
         ("a.txt", GERMAN.encode("utf-32")[:-1], "", CUT_OFF.replace("16", "32")),

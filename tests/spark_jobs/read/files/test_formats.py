@@ -181,9 +181,13 @@ def test_a_notebook_gives_text_and_code_whichever_version_wrote_it(folder: Path)
     (folder / "a.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
     code = {"cell_type": "code", "input": ["turn(3)"]}
     (folder / "b.ipynb").write_text(json.dumps({"worksheets": [{"cells": [cells[0], code]}]}))
+    blank = {"cell_type": "code", "source": None}
+    (folder / "c.ipynb").write_text(json.dumps({"cells": [*cells, blank], "metadata": None}))
+    unnamed = {"language_info": {"name": None}}
+    (folder / "d.ipynb").write_text(json.dumps({"cells": cells, "metadata": unnamed}))
 
     assert texts_of(folder) == {
-        f"{name}.ipynb": "# Pumps\nThey turn.\n\n```python\nturn(3)\n```" for name in "ab"
+        f"{name}.ipynb": "# Pumps\nThey turn.\n\n```python\nturn(3)\n```" for name in "abcd"
     }
 
 

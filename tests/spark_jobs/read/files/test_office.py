@@ -98,13 +98,29 @@ WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo
 """
 
 
-def test_each_page_of_a_wiki_is_a_document(folder: Path) -> None:
-    (folder / "wiki.xml.bz2").write_bytes(bz2.compress(f"{WIKI}</mediawiki>".encode()))
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_each_page_of_a_wiki_is_a_document(folder: Path, encoding: str) -> None:
+    (folder / "wiki.xml.bz2").write_bytes(bz2.compress(f"{WIKI}</mediawiki>".encode(encoding)))
 
     assert texts_of(folder) == {
         "wiki.xml.bz2:7": "Pump\n\nIt opens & closes.",
         "wiki.xml.bz2:9": "Lamp\n\nIt is red.",
     }
+
+
+def test_text_between_two_tags_is_read_whole_whatever_its_length(folder: Path) -> None:
+    """By default libxml2 refuses XML beyond 10 MB, and leaves out what follows in a page."""
+    long = "valve " * 1_700_000
+    (folder / "a.xml").write_text(f"<a><b>{long}</b><c>The end.</c></a>")
+    (folder / "b.xml").write_text(f"{WIKI.replace('It closes.', long)}</mediawiki>")
+    (folder / "c.html").write_text(f"<html><body><p>{long}</p><p>The end.</p></body></html>")
+    message = "Subject: Log\nContent-Type: text/html\n\n<pre>{}</pre><p>The end.</p>"
+    (folder / "d.eml").write_text(message.format(long))
+
+    texts = texts_of(folder)
+
+    assert all(texts[name].endswith("The end.") for name in ("a.xml", "c.html", "d.eml"))
+    assert texts["b.xml:9"] == "Lamp\n\nIt is red."
 
 
 def test_a_wiki_that_was_cut_off_is_named(folder: Path) -> None:

@@ -118,12 +118,19 @@ def test_dates_times_and_exact_numbers_are_told_and_ids(folder: Path, tmp_path: 
 def test_a_table_is_separated_by_what_separates_its_column_names(
     folder: Path, tmp_path: Path
 ) -> None:
-    (folder / "a.csv").write_text('"size, mm";text\n"1,5";"A pump; it turns."\n2;Short, sharp.\n')
+    # As programs write for Excel, which hides a line that names the separator.
+    table = 'sep=;\n"size, mm";text\n"1,5";"A pump; it turns."\n2;Short, sharp.\n'
+    (folder / "a.csv").write_text(table)
     (folder / "b.csv").write_text("text\nOne column; and,\tno other.\n")
     # As a spreadsheet writes a table that does not begin at its top.
     (folder / "c.tsv").write_text("\n\t\ntext\tstars\nTabs; and, more.\t5\n")
+    # As people write one, and as one may have to name its columns in the settings.
+    (folder / "d.csv").write_text('stars , text \n5, "Blanks, too."\n')
 
     rows, _ = snapshot(files_source(folder), tmp_path / "raw")
+    blanks, _ = snapshot(
+        files_source(folder / "d.csv", text_column=" text", id_column="stars"), tmp_path / "again"
+    )
 
     texts = [row["text"] for row in rows]
     assert texts == [
@@ -131,7 +138,24 @@ def test_a_table_is_separated_by_what_separates_its_column_names(
         "Short, sharp.",
         "One column; and,\tno other.",
         "Tabs; and, more.",
+        "Blanks, too.",
     ]
+    assert [(row["id"], row["text"]) for row in blanks] == [("5", "Blanks, too.")]
+
+
+def test_two_columns_of_one_name_are_refused_where_the_name_is_read(
+    folder: Path, tmp_path: Path
+) -> None:
+    columns = list(map(pa.array, (["a"], ["b"], ["c"])))
+    pq.write_table(pa.table(columns, names=["x", "x", "text"]), folder / "a.parquet")
+    (folder / "b.csv").write_text("x,x,text\n1,2,d\n")
+    rows, _ = snapshot(files_source(folder), tmp_path / "raw")
+    assert [row["text"] for row in rows] == ["c", "d"]
+
+    for name in ("a.parquet", "b.csv"):
+        source = files_source(folder / name, id_column="x")
+        with pytest.raises(UserError, match=f"{name} has 2 columns named 'x'.*Rename all but one"):
+            snapshot(source, tmp_path / "again")
 
 
 def test_a_row_with_more_fields_than_columns_is_set_aside_and_not_cut(
