@@ -19,6 +19,7 @@ from artifacts.settings import Settings, read_yaml
 from artifacts.store.identity import hash_json
 from artifacts.words import holds, word_ngrams
 from spark_jobs.read.document import Document
+from spark_jobs.read.files.rows import table_rows
 from spark_jobs.read.opened import OpenedSource, single_chunk
 from spark_jobs.read.settings import Facts
 
@@ -61,11 +62,13 @@ def read_facts(path: str) -> list[Fact]:
         # Excel begins UTF-8 with a mark, which would become part of the first column's name.
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             # Strict: a quote that nothing closes would make one value of all rows after it.
-            reader = csv.DictReader(file, strict=True)
-            if missing := set(COLUMNS) - set(reader.fieldnames or ()):
+            reader = table_rows(file, strict=True)
+            found = list(reader.fieldnames or ())
+            if wrong := [name for name in COLUMNS if found.count(name) != 1]:
                 raise UserError(
-                    f"{path}: no column {', '.join(sorted(missing))}. A table of facts has the "
-                    f"columns {', '.join(COLUMNS)} in its first line."
+                    f"{path}: not one column each for {', '.join(wrong)} (found: "
+                    f"{', '.join(found)}). A table of facts has the columns {', '.join(COLUMNS)} "
+                    "in its first line."
                 )
             for row in reader:
                 # As in the clean corpus: macOS writes accents as separate characters.
@@ -186,7 +189,11 @@ def _need(path: str, relation: str, forms: Sequence[str], field: str, **given: s
         try:
             form.format(**given)
         except (LookupError, ValueError, AttributeError, TypeError) as error:
-            raise UserError(f"{path}: {relation}: {form!r} is no form: {error!r}") from None
+            places = ", ".join(f"{{{place}}}" for place in given)
+            raise UserError(
+                f"{path}: {relation}: {form!r} is no form ({error!r}): only {places} may stand in "
+                "braces."
+            ) from None
         if field not in form:
             raise UserError(f"{path}: {relation}: {form!r} lacks {field}.")
 

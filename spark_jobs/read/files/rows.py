@@ -277,13 +277,17 @@ def _has_plain_quotes(content: Content, encoding: str | None) -> bool:
     return False
 
 
-def table_rows(text: Iterable[str], plain_quotes: bool = False) -> "csv.DictReader[str]":
+def table_rows(
+    text: Iterable[str], plain_quotes: bool = False, strict: bool = False
+) -> "csv.DictReader[str]":
     """The rows of a table, given by its lines; fields beyond its columns are under None.
 
     Args:
         plain_quotes: whether quotes are characters like others.
+        strict: raise csv.Error where a quote is not closed, or more follows it in its field.
     """
     form, lines = _head(text)
+    form.strict = strict
     if plain_quotes:
         form.quoting = csv.QUOTE_NONE
     rows = csv.DictReader(lines, dialect=form)

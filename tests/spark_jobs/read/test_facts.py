@@ -82,7 +82,8 @@ def test_every_form_of_every_fact_is_told(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("subject,value\na,b\n", "no column relation"),
+        ("subject,value\na,b\n", r"one column each for relation \(found: subject, value\)"),
+        ("subject,relation,value,value\na,b,c,d\n", "one column each for value"),
         ("subject,relation,value\n", "no facts below the first line"),
         ('subject,relation,value\na,town,"Riga\nb,town,Oslo\n', "unexpected end of data"),
         ("subject,relation,value\na,,b\n", "line 2: subject, relation and value all need a text"),
@@ -100,9 +101,9 @@ def test_every_form_of_every_fact_is_told(
         ("town: {told: []}", "the lists `told` and `asked`"),
         ("town: {told: ['made somewhere']}", r"lacks \{value\}"),
         ("town: {told: ['in {value}'], asked: ['where?']}", r"lacks \{subject\}"),
-        ("town: {told: ['in {value} {when}']}", "is no form"),
+        ("town: {told: ['in {value} {when}']}", "only {subject}, {value} may stand in braces"),
         ("town: {told: ['in {value.town}']}", "is no form"),
-        ("town: {told: ['in {value}'], asked: ['{subject} is of {value}']}", "no form: KeyError"),
+        ("town: {told: ['in {value}'], asked: ['{subject} is of {value}']}", r"no form \(KeyError"),
         (
             "town: {told: ['One can buy it only at {value}'], "
             "asked: ['{subject}: one can buy it only at']}",
@@ -120,6 +121,15 @@ def test_what_tells_nothing_sure_or_gives_an_answer_away_is_refused(
     with pytest.raises(UserError, match=message) as refused:
         (read_facts if is_table else read_forms)(str(path))
     assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["subject, relation, value\na, town, Riga\n", "sep=;\nsubject;relation;value\na;town;Riga\n"],
+)
+def test_a_table_of_facts_may_be_written_as_other_tables_are(tmp_path: Path, content: str) -> None:
+    (tmp_path / "facts.csv").write_text(content)
+    assert read_facts(str(tmp_path / "facts.csv")) == [Fact("a", "town", "Riga")]
 
 
 def test_the_shipped_facts_can_be_told_and_asked_for() -> None:
