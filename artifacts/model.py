@@ -8,7 +8,7 @@ the other without a word: another model. Version 5 reads both forms (its migrati
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +118,9 @@ def own_config(folder: Path) -> dict[str, Any]:
             "with PEFT's merge_and_unload and save_pretrained."
         )
     config = _read_json(folder / CONFIG_NAME)
-    for name in (GENERATION_NAME, TOKENIZER_CONFIG_NAME):
-        if (folder / name).exists():
-            _read_json(folder / name)
+    read_generation_config(folder)
+    if (folder / TOKENIZER_CONFIG_NAME).exists():
+        _read_json(folder / TOKENIZER_CONFIG_NAME)
     if "auto_map" in config:
         raise UserError(
             f"{folder / CONFIG_NAME} asks for remote code (`auto_map`), which is never run. Choose "
@@ -134,7 +134,7 @@ def weight_files(folder: Path) -> list[Path]:
     none, as where the weights are pickled, which are never read."""
     pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if (folder / INDEX).is_file():
-        shard_names = _read_json(folder / INDEX).get("weight_map", {}).values()
+        shard_names = (_read_json(folder / INDEX).get("weight_map") or {}).values()
         paths = [folder / name for name in sorted(set(shard_names))]
         absent = [path for path in paths if not path.is_file()]
         if paths and not absent:
@@ -171,7 +171,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 def end_tokens_of(config: dict[str, Any]) -> list[int]:
     """The tokens that end an answer; none where the model names none."""
     ends = config.get("eos_token_id")
-    return list(ends) if isinstance(ends, Sequence) else [] if ends is None else [ends]
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
@@ -242,32 +242,89 @@ def _whole(path: Path) -> Path:
             raise damaged
         try:
             header = json.loads(file.read(header_bytes))
-        except ValueError:
+            tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+            end = max((tensor["data_offsets"][1] for tensor in tensors), default=0)
+            is_whole = 8 + header_bytes + end == size
+        except (ValueError, TypeError, LookupError, AttributeError):
             raise damaged from None
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    if 8 + header_bytes + max(ends, default=0) != size:
+    if not is_whole:
         raise damaged
     return path
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        return _parse_json(path.read_bytes(), str(path))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path.parent} has no {path.name}: it is not a whole model folder."
         ) from None
+
+
+def _parse_json(content: bytes, place: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(content)
     except ValueError as error:
-        raise UserError(f"{path} is damaged: it is not JSON ({error}).") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it is not a JSON object.")
-    return content
+        raise UserError(f"{place} is damaged: it is not JSON ({error}).") from None
+    if not isinstance(parsed, dict):
+        raise UserError(f"{place} is damaged: it is not a JSON object.")
+    _check_values(parsed, place)
+    return parsed
+
+
+COUNT_KEYS = (
+    *POSITION_KEYS,
+    *("num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "num_key_value_heads"),
+    *("hidden_size", "n_embd", "head_dim", "vocab_size", "sliding_window", "pad_token_id"),
+)
+_EXPECTED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
+    (COUNT_KEYS, "a whole number", lambda value: type(value) is int),
+    (("text_config", "quantization_config"), "an object", lambda value: isinstance(value, dict)),
+    (
+        ("architectures",),
+        "a list of names",
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    ),
+    (
+        ("eos_token_id",),
+        "a token's number or a list of such",
+        lambda value: all(type(token) is int for token in end_tokens_of({"eos_token_id": value})),
+    ),
+    (
+        ("weight_map",),
+        "an object that names a file of the same folder for each tensor",
+        lambda value: (
+            isinstance(value, dict)
+            and all(isinstance(name, str) and name == Path(name).name for name in value.values())
+        ),
+    ),
+)
+"""Keys of a folder's JSON files whose values this project uses, and what they have to be. Families
+write null for what they do not have."""
+
+
+def _check_values(config: dict[str, Any], place: str, within: str = "") -> None:
+    for keys, expected, fits in _EXPECTED:
+        for key in keys:
+            if (value := config.get(key)) is not None and not fits(value):
+                raise UserError(
+                    f"{place}: `{within}{key}` has to be {expected}, not "
+                    f"{json.dumps(value)[:80]}. Correct it, or copy the file from the model's "
+                    "source again."
+                )
+    if text_config := config.get("text_config"):
+        _check_values(text_config, place, "text_config.")
+
+
+def of_text(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the values of the part that reads text, where pictures are read, too."""
+    return config | (config.get("text_config") or {})
 
 
 def fitting_vocab_size(place: str, config: dict[str, Any], tokenizer_size: int) -> int:
     """How many ids a model has, by its config or else its tokenizer's largest id plus one; raises
     UserError where the tokenizer has more."""
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    size = of_text(config).get("vocab_size")
     if size and tokenizer_size > size:
         raise UserError(
             f"The tokenizer in {place} has token ids up to {tokenizer_size - 1}, outside the "
@@ -337,7 +394,8 @@ def longest_context(model: str, memory_bytes: int | None) -> int:
     Raises:
         UserError: the weights leave no room for a text of 1,024 tokens.
     """
-    config = json.loads(files.read(f"{model}/config.json"))
+    place = f"{model}/{CONFIG_NAME}"
+    config = of_text(_parse_json(files.read(place), place))
     positions = context_tokens(config) or SHORTEST
     if memory_bytes is None:
         return positions
@@ -347,7 +405,8 @@ def longest_context(model: str, memory_bytes: int | None) -> int:
         # vLLM loads such weights in half precision, in which it keeps keys and values, too.
         weights //= 2
     room = max(0, memory_bytes - weights)
-    fits = room // bytes_per_token(config) // STEP * STEP
+    token_bytes = bytes_per_token(config)
+    fits = room // token_bytes // STEP * STEP if token_bytes else positions
     if fits >= positions:
         return positions
     if fits < SHORTEST:

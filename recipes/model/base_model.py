@@ -23,8 +23,10 @@ from pydantic import model_validator
 from artifacts.errors import HUB_ADVICE, UserError, first_line, pip_command
 from artifacts.model import (
     CONFIG_NAME,
+    GENERATION_NAME,
     context_tokens,
     fitting_vocab_size,
+    of_text,
     own_config,
     weight_files,
 )
@@ -236,9 +238,18 @@ def _compare_weights(folder: Path, name: str, device: str = "meta") -> dict[str,
     """What one of transformers' classes finds absent, left over or of another shape in a folder."""
     import transformers
 
-    _, loading_info = getattr(transformers, name).from_pretrained(
-        folder, device_map=device, ignore_mismatched_sizes=True, output_loading_info=True
-    )
+    try:
+        _, loading_info = getattr(transformers, name).from_pretrained(
+            folder, device_map=device, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    except Exception as error:
+        # Values that no model can have surface as errors of huggingface_hub, torch or transformers
+        # alike; the cause of huggingface_hub's says which value it is.
+        raise UserError(
+            f"`base_model`: transformers cannot make the model in {folder}: "
+            f"{first_line(error.__cause__ or error)}. Correct its {CONFIG_NAME} or "
+            f"{GENERATION_NAME}, or choose another model."
+        ) from error
     return dict(loading_info)
 
 
@@ -464,7 +475,7 @@ def _family_of(folder: Path) -> tuple[ModelFamily | None, str]:
 
 def check_row_length(length: int, config: dict[str, Any]) -> None:
     """Raise UserError for rows longer than a model's positions or its sliding window."""
-    config = config | config.get("text_config", {})
+    config = of_text(config)
     positions = context_tokens(config)
     if positions and length > positions:
         raise UserError(

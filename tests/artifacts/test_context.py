@@ -36,6 +36,10 @@ def test_context_is_the_models_own_where_memory_holds_it(tmp_path: Path) -> None
     assert longest_context(llama, None) == 131_072
     assert longest_context(llama, 60 * GIGABYTE) == 131_072
     assert longest_context(stored(tmp_path, GPT2, 500_000_000), 16 * GIGABYTE) == 1024
+    # What a token takes is not told, so nothing is compared.
+    assert longest_context(stored(tmp_path, {"max_seq_len": 2048}), 16 * GIGABYTE) == 2048
+    pictures_too = stored(tmp_path, {"text_config": LLAMA_3B})
+    assert longest_context(pictures_too, 60 * GIGABYTE) == 131_072
 
 
 def test_long_context_is_cut_to_what_one_small_accelerator_holds(tmp_path: Path) -> None:

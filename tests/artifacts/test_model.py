@@ -18,21 +18,24 @@ from artifacts.model import (
 from tests.damage import cut
 
 
-def _replace_header(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:8] + b"x" * 500)
+def _header(content: bytes) -> Callable[[Path], object]:
+    weights = len(content).to_bytes(8, "little") + content
+    return lambda folder: (folder / "model.safetensors").write_bytes(weights)
 
 
-def _remote_code(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForCausalLM": "modeling.Mine"}
-    (folder / "config.json").write_text(json.dumps(config))
+def _written(name: str, **values: object) -> Callable[[Path], object]:
+    """Values of one of a folder's JSON files, beside those that it has."""
+
+    def write(folder: Path) -> None:
+        path = folder / name
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(before | values))
+
+    return write
 
 
-def _lose_a_part(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+def _index(weight_map: object) -> Callable[[Path], object]:
+    return _written("model.safetensors.index.json", weight_map=weight_map)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +46,36 @@ def _lose_a_part(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), r"no tokenizer\.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors"),
         (lambda folder: cut(folder / "model.safetensors"), r"model\.safetensors is damaged"),
-        (_replace_header, r"model\.safetensors is damaged"),
+        (_header(b"x" * 500), r"model\.safetensors is damaged"),
+        (_header(b'{"a": {"dtype": "F32"}}'), r"model\.safetensors is damaged"),
+        (_header(b"[]"), r"model\.safetensors is damaged"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
             r"pickled weights \(pytorch_model\.bin\)",
         ),
-        (_remote_code, "remote code"),
+        (_written("config.json", auto_map={"AutoModel": "modeling.Mine"}), "remote code"),
+        (
+            _written("config.json", max_position_embeddings="many"),
+            r'config\.json: `max_position_embeddings` has to be a whole number, not "many"',
+        ),
+        (
+            _written("config.json", text_config={"vocab_size": [1]}),
+            r"`text_config\.vocab_size` has to be a whole number, not \[1\]",
+        ),
+        (_written("config.json", text_config=7), "`text_config` has to be an object"),
+        (_written("config.json", architectures=[1]), "`architectures` has to be a list of names"),
+        (
+            _written("generation_config.json", eos_token_id=[0, "</s>"]),
+            r"generation_config\.json: `eos_token_id` has to be a token's number or a list",
+        ),
+        (lambda folder: (folder / "tokenizer_config.json").write_text(""), r"it is not JSON"),
         (
             lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
             "holds an adapter alone",
         ),
-        (_lose_a_part, r"model-00001-of-00002\.safetensors is absent"),
+        (_index({"a": "model-00001.safetensors"}), r"model-00001\.safetensors is absent"),
+        (_index(["a"]), r"index\.json: `weight_map` has to be an object that names a file"),
+        (_index({"a": "../secret"}), "`weight_map` has to be .* the same folder"),
     ],
 )
 def test_damaged_or_dangerous_folder_is_refused_by_name(
