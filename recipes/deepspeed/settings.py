@@ -101,7 +101,9 @@ class DeepSpeedSettings(StrategySettings):
             configuration = _read(Path(configuration))
         if not isinstance(configuration, dict):
             return values
-        zero = configuration.get("zero_optimization", {})
+        zero = configuration.get("zero_optimization")
+        if zero not in (None, AUTO) and not isinstance(zero, dict):
+            raise ValueError(f"configuration's zero_optimization must be an object, not {zero!r}")
         settings: dict[str, Any] = {}
         for name, place in PLACES:
             value = _look_up(zero, place)
@@ -183,7 +185,8 @@ def configuration(training: TrainingSettings, precision: Precision, workers: int
     settings, rows = training.placement.strategy, training.budget.global_batch_size
     assert isinstance(settings, DeepSpeedSettings)
     user_config = settings.configuration
-    passed = {key: user_config[key] for key in PASSED_ON if user_config.get(key, AUTO) != AUTO}
+    # DeepSpeed reads null as a value, and fails; a person who writes it means that nothing is set.
+    passed = {k: v for k in PASSED_ON if (v := user_config.get(k)) not in (None, AUTO)}
     zero = {"reduce_bucket_size": REDUCE_BUCKET_NUMBERS} | {
         key: value for key, value in passed.pop("zero_optimization", {}).items() if value != AUTO
     }

@@ -188,10 +188,11 @@ def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> N
         if config.get(key, value) != value:
             faults.append(f"`{key}: {config[key]}` cannot be honored: {why}")
     for key in ("batch_size", "gradient_accumulation_steps", "epochs", "max_steps_per_epoch"):
-        number = config.get(key)
-        if number is not None and not (isinstance(number, int) and number >= 1):
+        number = config.get(key, 1)
+        is_no_limit = number is None and key == "max_steps_per_epoch"
+        if not is_no_limit and not (type(number) is int and number >= 1):
             faults.append(f"`{key}` must be a whole number of at least 1, not {number}")
-    if config.get("dtype") not in PRECISIONS:
+    if config.get("dtype") not in [*PRECISIONS]:
         faults.append(f"`dtype` must be one of {', '.join(PRECISIONS)}")
     for key in COMPONENTS:
         component = config.get(key)
@@ -199,6 +200,10 @@ def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> N
             faults.append(f"`{key}` has no `_component_`")
         elif key == "model" and component:
             faults += _model_faults(component)
+        elif key == "optimizer" and component:
+            rate = component.get("lr", 1)
+            if type(rate) not in (int, float) or not 0 < rate <= 1:
+                faults.append(f"`optimizer.lr` must be above 0 and at most 1, not {rate}")
     if program == "lora_dpo_single_device" and (config.get("model") or {}).get("use_dora"):
         faults.append(
             "`model.use_dora` cannot be honored: of DPO, only lora_dpo_distributed has it"

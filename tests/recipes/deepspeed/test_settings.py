@@ -67,6 +67,14 @@ def test_a_configuration_with_auto_decides_nothing_but_what_it_says(tmp_path: Pa
     }
 
 
+def test_a_configuration_says_nothing_with_null() -> None:
+    nothing = dict.fromkeys(("zero_optimization", "aio"))
+    given_nothing, without = (
+        settings_of(placement={"deepspeed": {"configuration": own}}) for own in (nothing, {})
+    )
+    assert configuration(given_nothing, "float32", 2) == configuration(without, "float32", 2)
+
+
 WEIGHTS = {"device": "nvme", "nvme_path": "/fast"}
 
 
@@ -83,6 +91,7 @@ def zero(**own: Any) -> dict[str, Any]:
     ("section", "named"),
     [
         ({"stage": 3, "configuration": HUGGING_FACE}, "stage is 3, but configuration's stage 2"),
+        ({"configuration": {"zero_optimization": [1]}}, r"must be an object, not \[1\]"),
         ({"configuration": "absent.json"}, r"there is no file absent\.json"),
         ({"stage": 2, "offload_parameters": "cpu"}, "offload_parameters needs stage 3, not 2"),
         ({"stage": 1, "offload_optimizer": "nvme"}, "nvme needs stage 3, not 1"),

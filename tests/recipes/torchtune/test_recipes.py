@@ -304,7 +304,13 @@ def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
         ({"overrides": {"optimizer_in_bwd": True}}, "`optimizer_in_bwd: True` cannot be honored"),
         ({"overrides": {"resume_from_checkpoint": True}}, "a run resumes .* by itself"),
         ({"overrides": {"dtype": "fp16"}}, "`dtype` must be one of bf16, fp32"),
+        ({"overrides": {"dtype": ["bf16"]}}, "`dtype` must be one of bf16, fp32"),
         ({"overrides": {"batch_size": 0}}, "`batch_size` must be a whole number of at least 1"),
+        ({"overrides": {"batch_size": None}}, "`batch_size` must be a whole number of at least 1"),
+        *(
+            ({"overrides": {"optimizer.lr": rate}}, "`optimizer.lr` must be above 0 and at most 1")
+            for rate in (0, -1e-4, "1e400", "fast", None, True)
+        ),
         ({"overrides": {"model._component_": "torchtune.models.gemma.gemma_2b"}}, "gemma_2b"),
         ({"overrides": {"model.num_layers": 4}}, "`model.num_layers` cannot be honored"),
         ({"config": "llama3_2/1B_fll"}, "there is no file llama3_2/1B_fll, and torchtune ships no"),
