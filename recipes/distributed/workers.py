@@ -139,13 +139,12 @@ class Workers:
 def join_workers(strategy: StrategySettings | None = None) -> Workers:
     """Enter the group that the launcher describes in the environment; alone without one. Raises
     UserError where there is less hardware than workers, or not the strategy's own."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    count, local_rank = _number("WORLD_SIZE", 1, 1), _number("LOCAL_RANK", 0, 0)
     if strategy and strategy.joins:
         return resolve_name(strategy.joins)(count)
     device = local_device(local_rank)
     if device.type == "cuda":
-        here, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), count_gpus()
+        here, found = _number("LOCAL_WORLD_SIZE", 1, 1), count_gpus()
         if here > found:
             raise UserError(
                 f"{here} processes train on this machine, each on a GPU of its own, but it has "
@@ -153,6 +152,9 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
             )
         torch.cuda.set_device(device)
     if count > 1:
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise _unlaunched(f"WORLD_SIZE is {count}, but {name} is not set")
         dist.init_process_group(device_of(device).group_backend)
         group = host_group()
         # Until all have connected, none may go on: one that refuses its input and ends would fail
@@ -161,6 +163,20 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
         rank, size = dist.get_rank(), dist.get_world_size()
         return Workers(rank, size, device, local_rank, group=group)
     return Workers(0, 1, device, local_rank)
+
+
+def _number(variable: str, otherwise: int, least: int) -> int:
+    text = os.environ.get(variable, str(otherwise))
+    if not text.isdecimal() or int(text) < least:
+        raise _unlaunched(f"{variable} has to be a number from {least}, not {text!r}")
+    return int(text)
+
+
+def _unlaunched(fault: str) -> UserError:
+    return UserError(
+        f"{fault}. Remove these variables from the environment to train in one process, or start "
+        "several by python -m recipes.launcher.local, which sets them."
+    )
 
 
 def form_group_of_one(device: torch.device) -> None:

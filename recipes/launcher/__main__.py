@@ -24,7 +24,7 @@ from recipes.launcher.environment import (
     watch_lease,
     with_secrets,
 )
-from recipes.launcher.local import run_workers
+from recipes.launcher.local import number_from, run_workers
 from recipes.spec import SECONDS_TO_SAVE
 
 # Carries a program's Dagster Pipes messages from a local file to Cloud Storage.
@@ -109,9 +109,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--launcher", choices=["torchrun", "deepspeed", "command"], default="torchrun"
     )
-    parser.add_argument("--processes", default="auto", help="a node: a number, or one a GPU")
     parser.add_argument(
-        "--accelerators", type=int, default=0, help="GPUs that this node has to have, else it ends"
+        "--processes",
+        type=lambda text: None if text == "auto" else number_from(1)(text),
+        help="a node: a number, or `auto`, which is one a GPU",
+    )
+    parser.add_argument(
+        "--accelerators",
+        type=number_from(0),
+        default=0,
+        help="GPUs that this node has to have, else it ends",
     )
     parser.add_argument(
         "--ssh",
@@ -124,7 +131,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--idle", action="store_true", help="start nothing; wait to be looked into")
     parser.add_argument("--idle-hours", type=float, default=4.0, help="then end by itself")
     parser.add_argument("program", nargs="*", help="after `--`: `-m module` or a script, arguments")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not 0 < options.idle_hours < float("inf"):
+        parser.error(f"argument --idle-hours: has to be above 0, not {options.idle_hours:g}")
+    return options
 
 
 def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
@@ -211,12 +221,10 @@ def _tell(cluster: Cluster, command: Sequence[str]) -> None:
     )
 
 
-def _count_processes(setting: str) -> int:
-    """`auto` is one process an accelerator, or one without any; else the number itself."""
-    if setting != "auto":
-        if not setting.isdecimal() or int(setting) < 1:
-            raise UserError(f"--processes has to be `auto` or a number from 1, not {setting!r}.")
-        return int(setting)
+def _count_processes(setting: int | None) -> int:
+    """The number itself; without one, a process for each accelerator, or one without any."""
+    if setting is not None:
+        return setting
     with lifetime.importing():
         from recipes.device import count_gpus
 

@@ -10,7 +10,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -28,7 +28,7 @@ def main() -> int:
     lifetime.end_with_parent()
     parser = argparse.ArgumentParser(prog="recipes.launcher.local", description=__doc__)
     parser.add_argument(
-        "--workers", type=_from_one, required=True, help="processes on this machine"
+        "--workers", type=number_from(1), required=True, help="processes on this machine"
     )
     parser.add_argument("program", nargs="+", help="after `--`: `-m module` or a script, arguments")
     options = parser.parse_args()
@@ -38,11 +38,15 @@ def main() -> int:
         return run_workers(options.program, options.workers, environment, interruption)
 
 
-def _from_one(text: str) -> int:
-    """A number of processes; none at all would be a success at once."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"has to be a number from 1, not {text!r}")
-    return int(text)
+def number_from(least: int) -> Callable[[str], int]:
+    """Reads an option that counts something; no processes at all would be a success at once."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"has to be a number from {least}, not {text!r}")
+        return int(text)
+
+    return read
 
 
 def run_workers(

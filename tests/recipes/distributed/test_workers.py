@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.errors import UserError
 from recipes.data.reader import DataOrder
+from recipes.distributed.workers import join_workers
 from recipes.spec import TrainingSpec
 from tests.recipes.conftest import (
     PATIENCE_SECONDS,
@@ -27,6 +29,24 @@ from tests.recipes.conftest import (
     wait_for_step,
     worker_processes,
 )
+
+
+@pytest.mark.parametrize(
+    ("variables", "fault"),
+    [
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE has to be a number from 1, not '0'"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE has to be a number from 1, not 'two'"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK has to be a number from 0, not '-1'"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE is 2, but MASTER_ADDR is not set"),
+    ],
+)
+def test_surroundings_that_no_launcher_makes_are_refused(
+    variables: dict[str, str], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"{fault}. .*recipes.launcher.local, which sets them"):
+        join_workers()
 
 
 @pytest.mark.soak

@@ -166,7 +166,10 @@ def test_idle_node_waits_and_ends_by_itself() -> None:
     ("arguments", "message"),
     [
         ([], "Name the program"),
-        (["--processes", "none", "--", "x"], "--processes"),
+        (["--processes", "none", "--", "x"], "--processes: has to be a number from 1, not 'none'"),
+        (["--processes", "0", "--", "x"], "--processes: has to be a number from 1"),
+        (["--accelerators", "-1", "--", "x"], "--accelerators: has to be a number from 0"),
+        (["--idle", "--idle-hours", "nan"], "--idle-hours: has to be above 0, not nan"),
         (["--launcher", "command", "--", "/no/such/program"], "no program"),
         (["--spec", "/no/such/spec.json", "--", "x"], "no spec"),
         (["--spec", "/", "--", "x"], "The spec / cannot be read"),
