@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import wandb
+import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
@@ -101,9 +102,10 @@ FOR_PROCESSES: Keyed = [
         ({"steps": 4, "epochs": 1.0}, r"give one of .* \(found steps and epochs\)"),
         ({"steps": 4, "warmup_steps": 9}, r"warmup_steps \(9\) is longer than the 4 steps"),
         ({"recipe": "pretraining", "lora": {}}, "lora"),
-        ({"learning_rate": math.inf}, "learning_rate"),
-        ({"learning_rate": math.nan}, "learning_rate"),
-        ({"learning_rate": 5.0}, "learning_rate"),
+        *(
+            ({"learning_rate": rate}, r"optimizer\.learning_rate\n")
+            for rate in (math.inf, math.nan, 5.0, 0, -1e-4, "1e400", "fast")
+        ),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"betas": (2.0, 0.95)}, "betas"),
         ({"weight_decay": 1e6}, "weight_decay"),
@@ -116,6 +118,12 @@ def test_settings_that_make_no_sense_or_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=told):
         settings_of(**settings)
+
+
+def test_a_rate_without_a_point_is_a_number() -> None:
+    """YAML 1.1, which PyYAML reads, takes `1e-4` for text."""
+    assert yaml.safe_load("rate: 1e-4") == {"rate": "1e-4"}
+    assert settings_of(learning_rate="1e-4") == settings_of(learning_rate=1e-4)
 
 
 def test_all_that_contradicts_is_told_together() -> None:
