@@ -131,7 +131,11 @@ class LocalLease:
 
 
 @contextmanager
-def local_lease(path: Path, on_wait: Callable[[str], None] | None = None) -> Iterator[LocalLease]:
+def local_lease(
+    path: Path,
+    on_wait: Callable[[str], None] | None = None,
+    at_each_look: Callable[[], object] | None = None,
+) -> Iterator[LocalLease]:
     """Hold an exclusive lease on a local path, waiting for whoever holds it.
 
     The operating system's file lock is the lease: it ends with its holder, a killed one included,
@@ -140,9 +144,10 @@ def local_lease(path: Path, on_wait: Callable[[str], None] | None = None) -> Ite
     Args:
         path: the lock file; made if absent, left in place afterwards.
         on_wait: called once if the lease is taken, with the holder in words.
+        at_each_look: called as often as it is found taken; what it raises ends the wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(path, on_wait) as file:
+    with _lock(path, on_wait, at_each_look) as file:
         file.seek(0)
         file.truncate()
         file.write(_describe_hold())
@@ -150,7 +155,11 @@ def local_lease(path: Path, on_wait: Callable[[str], None] | None = None) -> Ite
         yield LocalLease(path, file)
 
 
-def _lock(path: Path, on_wait: Callable[[str], None] | None) -> IO[str]:
+def _lock(
+    path: Path,
+    on_wait: Callable[[str], None] | None,
+    at_each_look: Callable[[], object] | None,
+) -> IO[str]:
     """The lock file, opened and locked; begins again where the file was removed meanwhile."""
     waited = False
     while True:
@@ -166,6 +175,8 @@ def _lock(path: Path, on_wait: Callable[[str], None] | None) -> IO[str]:
                 file.seek(0)
                 on_wait(holder_in_words(file.read()))
             waited = True
+            if at_each_look:
+                at_each_look()
             time.sleep(POLL_SECONDS)
         file.close()
 

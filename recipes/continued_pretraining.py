@@ -5,10 +5,11 @@
 Started again after any end, it goes on from the newest checkpoint.
 """
 
-import contextlib
-import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from artifacts.leases import local_lease
 from artifacts.program.entry import Interrupted, run_program
@@ -16,6 +17,9 @@ from artifacts.program.lifetime import Interruption, importing
 from artifacts.progress import Report
 from recipes.quiet import silence_libraries
 from recipes.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from recipes.distributed.workers import Workers
 
 
 def main() -> int:
@@ -31,33 +35,54 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
         from recipes.distributed.workers import join_workers, leave_workers
         from recipes.training.trainer import train
 
-    # A second trainer of the same run waits until the first has ended.
-    lease: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    # For all workers of the run: the others wait for the first one when they join.
-    if os.environ.get("RANK", "0") == "0":
-        lease = local_lease(
-            Path(spec.run_folder) / "run.lock",
-            lambda holder: report(
-                f"Waiting: another trainer works on {spec.run_folder} ({holder})"
-            ),
-        )
-    with lease:
-        workers = join_workers(spec.training.placement.strategy)
-        try:
+    workers = join_workers(spec.training.placement.strategy)
+    try:
+        with _alone(spec, workers, interruption, report):
             result = train(spec, workers, interruption, report)
-        except Interrupted as interrupted:
-            report(
-                f"{interruption.signal_name} received: saved at {interrupted}. Start the same "
-                "command again to go on."
-            )
-            raise
-        finally:
-            leave_workers()
+    except Interrupted as interrupted:
+        cause = "Another worker was told to end"
+        if interruption.requested:
+            cause = f"{interruption.signal_name} received"
+        report(f"{cause}: {interrupted}. Start the same command again to go on.")
+        raise
+    finally:
+        leave_workers()
     validation = result.validation
     report(
         f"Done: {result.steps} steps, {result.tokens_seen:,} tokens; validation "
         f"{validation['start']:.4f} → {validation['end']:.4f} {result.validation_unit}"
     )
+
+
+@contextmanager
+def _alone(
+    spec: TrainingSpec, workers: "Workers", interruption: Interruption, report: Report
+) -> Iterator[None]:
+    """Wait until no other trainer works on the run; the first worker holds the lease for all.
+
+    Raises Interrupted on all workers where one of them is told to end meanwhile.
+    """
+
+    # All workers ask each other at every look at the lease: a signal to one ends them all, and none
+    # waits for the others so long that its group gives up.
+    def is_to_wait(is_taken: bool) -> bool:
+        is_taken, is_over = workers.agree(is_taken, interruption.requested)
+        if is_over:
+            raise Interrupted("nothing was trained")
+        return is_taken
+
+    if not workers.is_rank_zero:
+        while is_to_wait(False):
+            pass
+        yield
+        return
+    with local_lease(
+        Path(spec.run_folder) / "run.lock",
+        lambda holder: report(f"Waiting: another trainer works on {spec.run_folder} ({holder})"),
+        lambda: is_to_wait(True),
+    ):
+        is_to_wait(False)
+        yield
 
 
 if __name__ == "__main__":

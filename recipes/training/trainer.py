@@ -275,7 +275,7 @@ class Trainer:
             self._save()
         if stop and not is_last:
             self._checkpointer.wait()
-            raise Interrupted(f"step {self._step} of {self._steps}")
+            raise Interrupted(f"saved at step {self._step} of {self._steps}")
 
     def _validate(self) -> None:
         result = self._validation.measure(self._strategy)

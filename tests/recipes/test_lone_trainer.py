@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
+from artifacts.leases import local_lease
+from artifacts.program.entry import INTERRUPTED
 from artifacts.program.lifetime import PARENT_VARIABLE
 from recipes.spec import TrainingSpec, command, read_metrics
 from tests.forked import ForkedProcess
@@ -17,9 +19,11 @@ from tests.recipes.conftest import (
     REPOSITORY,
     SpecMaker,
     finish,
+    forked_workers,
     settings_of,
     start,
     train_here,
+    train_together,
     wait_for_step,
 )
 from tests.waiting import wait_until
@@ -45,6 +49,22 @@ def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecM
     assert (first_code, second_code) == (0, 0), first_output + second_output
     assert "is complete already: 120 steps" in second_output
     assert [line["step"] for line in read_metrics(Path(spec.run_folder))] == list(range(1, 121))
+
+
+def test_a_signal_to_one_of_the_workers_that_wait_for_a_trainer_ends_all(
+    make_spec: SpecMaker,
+) -> None:
+    spec = make_spec(steps=2)
+    with (
+        local_lease(Path(spec.run_folder) / "run.lock"),
+        forked_workers(spec, 2) as (first, second),
+    ):
+        wait_for_words("Waiting: another trainer works on", first)
+        second.send_signal(signal.SIGTERM)
+        (code, output), (other_code, _) = finish(first), finish(second)
+    assert (code, other_code) == (INTERRUPTED, INTERRUPTED)
+    assert "Another worker was told to end: nothing was trained. Start the same" in output
+    train_together(spec, 2)
 
 
 def wait_for_words(words: str, process: ForkedProcess) -> None:
