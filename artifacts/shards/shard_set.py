@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import DamagedArtifact, UserError, make_command, mend_command
 from artifacts.leases import local_lease
-from artifacts.numbers import ends_of, spans
+from artifacts.numbers import ends_of, sorted_unique, spans
 from artifacts.shards.format import (
     ALL_SPLITS,
     SEGMENT,
@@ -27,7 +27,6 @@ from artifacts.shards.format import (
     ShardEntry,
     ShardStats,
     Split,
-    join_rows,
 )
 from artifacts.storage import files
 from artifacts.storage.files import cache_folder
@@ -203,37 +202,35 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
     def read(self, rows: np.ndarray) -> PackedRows:
         """Copies of some rows, in the order asked for."""
         numbers = np.searchsorted(self.ends, rows, side="right")
-        touched = np.unique(numbers).tolist()
-        if len(touched) == 1:
-            return self._read_of(touched[0], rows)
-        places = [np.flatnonzero(numbers == number) for number in touched]
-        parts = zip(touched, places, strict=True)
-        joined = join_rows([self._read_of(number, rows[place]) for number, place in parts])
-        # Shard by shard up to here.
-        return _take(joined, np.argsort(np.concatenate(places)))
+        shards = [(number, self.shard(number)) for number in sorted_unique(numbers).tolist()]
 
-    def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
-        """Rows that are all in one shard."""
-        shard = self.shard(number)
-        return _take(shard, rows - (int(self.ends[number]) - shard.entry.rows))
+        def gather(column: str, numbers: np.ndarray, places: np.ndarray) -> np.ndarray:
+            """Values of the shards' arrays, by the number of a shard and the place in it."""
+            arrays = [(number, getattr(shard, column)) for number, shard in shards]
+            array = arrays[0][1]
+            if len(arrays) == 1:
+                return array[places]
+            values = np.empty((len(places), *array.shape[1:]), array.dtype)
+            for number, array in arrays:
+                is_there = numbers == number
+                values[is_there] = array[places[is_there]]
+            return values
+
+        places = rows - np.append(0, self.ends)[numbers]
+        first, last = (gather("row_offsets", numbers, places + n) for n in (0, 1))
+        counts = last - first
+        return PackedRows(
+            gather("tokens", numbers, places),
+            gather("segments", np.repeat(numbers, counts), spans(first, counts)),
+            ends_of(counts),
+            None if self.stats.form == "pretraining" else gather("targets", numbers, places),
+        )
 
     def shard(self, number: int) -> Shard:
         """One shard, by its place in `entries`."""
         if number not in self._opened:
             self._opened[number] = Shard(self._files, self.entries[number], self.stats)
         return self._opened[number]
-
-
-def _take(source: Shard | PackedRows, places: np.ndarray) -> PackedRows:
-    """Copies of the rows at some places, in that order."""
-    first = source.row_offsets[places]
-    counts = source.row_offsets[places + 1] - first
-    return PackedRows(
-        source.tokens[places],
-        source.segments[spans(first, counts)],
-        ends_of(counts),
-        None if source.targets is None else source.targets[places],
-    )
 
 
 def _describe_empty(folder: str | Path, split: Split) -> str:
@@ -262,16 +259,18 @@ class MaskedShardSet(ShardSet):
         self._documents: dict[int, np.ndarray] = {}
         """Shard to the numbers of its masked documents, of the shards that were read."""
 
-    def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
-        packed = super()._read_of(number, rows)
-        if number not in self._documents:
-            hashes = self.shard(number).documents(["text_hash"])["text_hash"].to_pylist()
-            places = [place for place, text in enumerate(hashes) if text in self._masked]
-            self._documents[number] = np.array(places, np.int64)
-        mask = np.isin(packed.segments["document"], self._documents[number])
-        if not mask.any():
-            return packed
+    def read(self, rows: np.ndarray) -> PackedRows:
+        packed = super().read(rows)
         row_of = np.repeat(np.arange(len(rows)), np.diff(packed.row_offsets))
+        numbers = np.searchsorted(self.ends, rows, side="right")[row_of]
+        mask = np.zeros(len(row_of), bool)
+        for number in np.unique(numbers).tolist():
+            if number not in self._documents:
+                hashes = self.shard(number).documents(["text_hash"])["text_hash"].to_pylist()
+                places = [place for place, text in enumerate(hashes) if text in self._masked]
+                self._documents[number] = np.array(places, np.int64)
+            is_masked = np.isin(packed.segments["document"], self._documents[number])
+            mask |= is_masked & (numbers == number)
         for row, segment in zip(row_of[mask].tolist(), packed.segments[mask], strict=True):
             first = int(segment["start"])
             # Padding is what no segment covers, so below the segment goes, too.
