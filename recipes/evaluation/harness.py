@@ -1,5 +1,6 @@
 """Tasks of lm-eval: its own, a project's files, and multiple choice written in their form."""
 
+import glob
 import hashlib
 import json
 from collections.abc import Sequence
@@ -124,8 +125,11 @@ def digest_tasks(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> dict
     state = hashlib.sha256()
     for folder in folders:
         for path in task_files(folder):
+            content = path.read_text(errors="replace")
             # Task files of this run name their own folder, which says nothing about the questions.
-            content = path.read_text(errors="replace").replace(str(folder.absolute()), "")
+            place = str(folder.absolute())
+            for written in (place, *(json.dumps(p)[1:-1] for p in (place, glob.escape(place)))):
+                content = content.replace(written, "")
             state.update(f"{path.relative_to(folder)}\0{content}\0".encode())
     return {"lm_eval": version("lm_eval"), "files": state.hexdigest()}
 
@@ -217,5 +221,7 @@ def write_task(name: str, questions: Sequence[dict[str, object]], folder: Path) 
     path = folder.absolute() / f"{name}.jsonl"
     path.write_text("".join(json.dumps(question) + "\n" for question in questions))
     cache = folder.absolute() / ".cache"
-    task = _TASK.format(name=name, path=json.dumps(str(path)), cache=json.dumps(str(cache)))
+    # `datasets` takes the path of a file for a pattern, in which a bracket begins a class.
+    pattern = glob.escape(str(path))
+    task = _TASK.format(name=name, path=json.dumps(pattern), cache=json.dumps(str(cache)))
     (folder / f"{name}.yaml").write_text(task)

@@ -160,14 +160,16 @@ def test_what_the_questions_reader_copies_of_them_lies_beside_them(
 ) -> None:
     everywhere = Path(datasets.config.HF_DATASETS_CACHE)
     before = sorted(everywhere.rglob("*"))
-    write_task(TASK, questions, tmp_path)
-    digest = digest_tasks([TaskSettings(name=TASK)], [tmp_path])
+    plain, odd = tmp_path / "plain", tmp_path / "[odd]*? {ünused}"
+    for folder in (plain, odd):
+        write_task(TASK, questions, folder)
+    digest = digest_tasks([TaskSettings(name=TASK)], [plain])
 
-    run_tasks(SharedContextLM(model, tokenizer, 512), [TaskSettings(name=TASK)], [tmp_path])
+    run_tasks(SharedContextLM(model, tokenizer, 512), [TaskSettings(name=TASK)], [odd])
 
     assert sorted(everywhere.rglob("*")) == before
-    assert any(path.suffix == ".arrow" for path in tmp_path.rglob("*"))
-    assert digest_tasks([TaskSettings(name=TASK)], [tmp_path]) == digest
+    assert any(path.suffix == ".arrow" for path in odd.rglob("*"))
+    assert digest_tasks([TaskSettings(name=TASK)], [odd]) == digest
 
 
 def test_what_loading_a_task_leaves_beside_it_makes_no_other_task(tmp_path: Path) -> None:
