@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from artifacts.libraries import refuse_changes
 from artifacts.program.lifetime import end_with_parent, use_own_temporary_folder
 from artifacts.progress import Report
@@ -231,18 +231,33 @@ def run_program(
 
 def read_spec(url: str, spec_type: type[Spec]) -> Spec:
     """Read a program's input; raises UserError naming the file and its first fault."""
+    content = read_spec_file(url)
     try:
-        return spec_type.model_validate_json(files.read(url))
-    except FileNotFoundError:
-        raise UserError(f"There is no spec {url}. Give the path of a JSON file.") from None
+        return spec_type.model_validate_json(content)
     except ValidationError as error:
         # A mistyped key is an unknown one and a missing one; the unknown one says more.
         faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        # What is no JSON object at all has no key.
         key = ".".join(str(part) for part in faults[0]["loc"])
+        place = f"`{key}`: " if key else ""
         raise UserError(
-            f"{url} is not a {spec_type.__name__}: `{key}`: {faults[0]['msg']}. A file that "
-            "another release wrote is read by that release only."
+            f"{url} is not a {spec_type.__name__}: {place}{faults[0]['msg']}. A file that another "
+            "release wrote is read by that release only."
         ) from None
+
+
+def read_spec_file(url: str) -> bytes:
+    """The content of a spec, local or in a bucket; raises UserError where it cannot be read."""
+    try:
+        return files.read(url)
+    except FileNotFoundError:
+        raise UserError(f"There is no spec {url}. Give the path of a JSON file.") from None
+    except Exception as error:
+        # Of a folder, of storage, or of an address that nothing here reads: each has its own class.
+        raise UserError(
+            f"The spec {url} cannot be read: {first_line(error)}. Give the path of a JSON file, or "
+            "gs://BUCKET/PATH."
+        ) from error
 
 
 @contextmanager

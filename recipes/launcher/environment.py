@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import UserError, first_line
+from artifacts.program.entry import read_spec_file
 from artifacts.storage import files
 
 MOUNT_VARIABLE = "GCS_MOUNT"
@@ -49,14 +50,11 @@ def output_folders(environment: Mapping[str, str]) -> dict[str, str]:
 def localize_spec(url: str, target: Path, environment: Mapping[str, str]) -> Path:
     """Copy a JSON spec to a local file, its `gs://` values turned into mounted paths; raises
     UserError where it cannot be read."""
+    content = read_spec_file(url)
     try:
-        spec = json.loads(files.read(url))
-    except FileNotFoundError as error:
-        raise UserError(f"There is no spec at {url}.") from error
+        spec = json.loads(content)
     except ValueError as error:
         raise UserError(f"The spec {url} is not JSON: {error}") from error
-    except files.storage_errors() as error:
-        raise UserError(f"The spec {url} cannot be read: {first_line(error)}") from error
     target.write_text(json.dumps(_localize(spec, environment), indent=2))
     return target
 

@@ -113,11 +113,28 @@ def test_a_program_without_its_spec_says_which_file_is_missing(
     assert done.stderr.strip().startswith(f"There is no spec {tmp_path}/absent.json")
 
 
-def test_a_mistyped_key_is_named_before_the_missing_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        # A mistyped key before the one that is missing for it.
+        ('{"ende": "well"}', "is not a Spec: `ende`: "),
+        ("", "is not a Spec: Invalid JSON: "),
+        ("[]", "is not a Spec: Input should be an object"),
+    ],
+)
+def test_what_is_wrong_with_a_spec_is_told_by_its_key(
+    content: str, fault: str, tmp_path: Path
+) -> None:
     path = tmp_path / "spec.json"
-    path.write_text('{"ende": "well"}')
-    with pytest.raises(UserError, match=r"spec\.json is not a Spec: `ende`"):
+    path.write_text(content)
+    with pytest.raises(UserError, match=rf"spec\.json {fault}"):
         read_spec(str(path), Spec)
+
+
+@pytest.mark.parametrize("url", [str(REPOSITORY), "ftpx://host/spec.json"])
+def test_what_is_no_file_is_no_spec(url: str) -> None:
+    with pytest.raises(UserError, match=f"The spec {url} cannot be read: .*Give the path of a"):
+        read_spec(url, Spec)
 
 
 @pytest.mark.fault(
