@@ -163,6 +163,7 @@ def _lock(
     """The lock file, opened and locked; begins again where the file was removed meanwhile."""
     waited = False
     while True:
+        # Not `w+`, which would empty the file of whoever holds it.
         file = path.open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

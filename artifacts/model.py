@@ -196,6 +196,7 @@ def first_position(config: dict[str, Any]) -> int:
     """The number of a text's first position; 514 positions of RoBERTa hold 512 tokens."""
     kind = str(config.get("model_type"))
     counts = any(family in kind for family in COUNTED_FROM_PADDING)
+    # 1 is what these families' configs mean where they do not say.
     return (config.get("pad_token_id", 1) or 0) + 1 if counts else 0
 
 
@@ -406,6 +407,7 @@ def longest_context(model: str, memory_bytes: int | None) -> int:
         weights //= 2
     room = max(0, memory_bytes - weights)
     token_bytes = bytes_per_token(config)
+    # Where the config does not say what a token takes, nothing is compared.
     fits = room // token_bytes // STEP * STEP if token_bytes else positions
     if fits >= positions:
         return positions

@@ -167,6 +167,7 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
             entries = [entry for entry in stats.shards if entry.split == split and entry.rows]
             if not entries:
                 raise UserError(_describe_empty(folder, split))
+            # By name, whatever the order in the manifest: the numbers of all rows go by it.
             self.entries += sorted(entries, key=lambda entry: entry.name)
         row_bytes = stats.sequence_length * np.dtype(stats.dtype).itemsize
         for entry in self.entries:

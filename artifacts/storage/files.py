@@ -62,6 +62,7 @@ def need_writable(folder: Path, setting: str = "`store`: ") -> Path:
     try:
         while not folder.exists():
             folder = folder.parent
+        # Tried out, since rights alone do not tell of a full disk or of a quota.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         # It names the file that would have been; the user knows the folder.

@@ -72,9 +72,11 @@ def load_with_checksum(content: bytes, record: type[Record]) -> Record:
     """What `dump_with_checksum` wrote; raises ValueError, in words, where it is anything else."""
     try:
         fields = json.loads(content)
+        # Taken out first: the hash is that of all other fields.
         if fields.pop(CHECKSUM, None) != hash_json(fields):
             raise ValueError("it was changed after it was written")
         return record.model_validate(fields)
+    # JSON that is no object, or is nested without end, is no record either.
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(first_fault(error)) from None
 

@@ -70,6 +70,7 @@ def rewrite(
             }
         )
         store.write_bytes(f"{folder}/{layout.MANIFEST_NAME}", dump_with_checksum(after))
+        # Last: as long as both are there, the manifest counts.
         files.remove(f"{store.root}/{folder}/{BEFORE_NAME}")
     return paths
 
@@ -78,6 +79,7 @@ def _set_aside(store: Store, before: Manifest) -> None:
     folder = layout.artifact(before.kind, before.fingerprint)
     if store.exists(before.kind, before.fingerprint):
         store.write_bytes(f"{folder}/{BEFORE_NAME}", dump_with_checksum(before))
+        # Only once the copy is written, so that one of the two is there at any time.
         files.remove(f"{store.root}/{folder}/{layout.MANIFEST_NAME}")
 
 

@@ -52,6 +52,7 @@ from artifacts.store.manifest import (
 UPLOADING_NAME = "uploading.json"
 """In the folder of an artifact whose files are just going up: their names."""
 REVISION_VARIABLE = "LLM_ASSETS_REVISION"
+# What a rename onto a folder with files in it fails with: POSIX leaves open which of the two.
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 
 
@@ -105,6 +106,7 @@ def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Ed
     making = machine_folder / layout.DRAFTS_FOLDER
     name = layout.artifact_lease(identity.kind, identity.fingerprint)
     making.mkdir(parents=True, exist_ok=True)
+    # `removed-*` is left where a maker was killed while it removed a folder.
     for leftover in [*making.glob(f"{name}-*"), *making.glob("removed-*")]:
         _discard(leftover, making)
     path = making / f"{name}-{uuid.uuid4().hex[:12]}"
@@ -145,6 +147,7 @@ def _commit_remote(draft: Draft, lease: ObjectLease) -> Manifest:
         if folder != draft.url:
             files.move(draft.url, folder)
         lease.commit(f"{folder}/{MANIFEST_NAME}", dump_with_checksum(manifest))
+        # Only after the manifest: a maker that dies between the two leaves a whole artifact behind.
         files.remove(f"{folder}/{UPLOADING_NAME}")
     shutil.rmtree(draft.path)
     return before or manifest
@@ -403,7 +406,7 @@ class Store:
             return existing, False
         name = layout.artifact_lease(identity.kind, identity.fingerprint)
         with self.lease(name, on_wait) as lease:
-            # Whoever held the lease before may have made it while we waited.
+            # Whoever held the lease before may have made it, and entered it, while we waited.
             existing = self.find(identity)
             if existing:
                 return existing, False

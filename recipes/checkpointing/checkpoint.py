@@ -145,6 +145,7 @@ class StagingBuffers:
             pinned = tensor.device.type == "cuda"
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
             self._buffers[path] = buffer
+        # Copies to pinned memory run side by side; `copy` waits for all of them.
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
 
@@ -159,6 +160,7 @@ def side_stream() -> torch.cuda.Stream | None:
 
 SECONDS_BETWEEN_ATTEMPTS = (1.0, 5.0, 20.0, 60.0)
 """Short faults of storage cost seconds, and outages of a minute and a half no run."""
+# Besides a full disk, a user's quota and the limit of one file (`ulimit -f`).
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Clock = Callable[[], float]
 

@@ -110,8 +110,10 @@ def _write_weights(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) ->
         if shard and size + tensor.nbytes > MAX_SHARD_BYTES:
             write()
             size = 0
+        # safetensors refuses views whose numbers do not lie in order.
         shard[name] = tensor.contiguous()
         size, total = size + tensor.nbytes, total + tensor.nbytes
+        # Or it would be held while the next one is gathered.
         del tensor
     write()
     if len(files_of) == 1:

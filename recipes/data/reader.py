@@ -23,6 +23,7 @@ from recipes.data.records import RowCounts
 from recipes.sections import OrderSettings
 from recipes.spec import ROW_ORDER, TrainingSpec
 
+# The multipliers of drand48 and of xorshift64*: any two numbers do, as long as they stay.
 REPLAY_SEED = 0x5DEECE66D
 """Keeps the order of replayed rows apart from that of the others."""
 SEEN_SEED = 0x2545F4914F6CDD1D

@@ -91,6 +91,7 @@ class Zero(Strategy):
     ) -> None:
         """Divide a model, which is changed in place; checkpoints on their way are in a scratch
         folder of this machine."""
+        # DeepSpeed reads it, and one worker alone has no launcher that sets it.
         os.environ.setdefault("LOCAL_RANK", "0")
         form_group_of_one(workers.device)
         import deepspeed
@@ -154,6 +155,7 @@ class Zero(Strategy):
     def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
         is_local = files.is_local(url)
         folder = Path(url) if is_local else self._empty("saving")
+        # Frozen weights are the base model's; which checkpoint is the newest, manifests say.
         self._engine.save_checkpoint(
             str(folder), tag=FOLDER, save_latest=False, exclude_frozen_parameters=True
         )

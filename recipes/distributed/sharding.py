@@ -43,6 +43,7 @@ def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
         "mlp.up_proj": columns,
         "mlp.down_proj": rows,
     }
+    # Without a source of the data: all workers read the same weights, so none has to send its own.
     for layer in network.layers:
         parallel.parallelize_module(layer, mesh, plan, src_data_rank=None)
     if hasattr(network.model, "embed_tokens"):
@@ -136,6 +137,7 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
         if isinstance(module, nn.Embedding):
             # The residual stream begins with it.
             module.register_forward_hook(lambda *call: call[-1].float())
+    # Bottom up, as FSDP2 asks: the last call takes what no layer has.
     for layer in model.network.layers:
         fully_shard(layer, mesh=shares, mp_policy=policy)
     fully_shard(model, mesh=shares, mp_policy=policy)

@@ -150,6 +150,7 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
                 f"{here} processes train on this machine, each on a GPU of its own, but it has "
                 f"{found}. Set `checkpoint.placement.workers` to at most {found}."
             )
+        # NCCL, and whoever asks for `cuda` alone, takes the current one.
         torch.cuda.set_device(device)
     if count > 1:
         for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):

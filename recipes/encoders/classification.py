@@ -69,6 +69,7 @@ def load_classifier(
     _name_classes(config, old_labels or labels)
     if config.problem_type:
         config.problem_type = "single_label_classification"
+    # A new head is drawn at random; one of another number of classes is made again.
     torch.manual_seed(seed)
     inner = causal_model.read_inner(
         folder, AutoModelForSequenceClassification, config, ignore_mismatched_sizes=True

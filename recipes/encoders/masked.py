@@ -36,6 +36,7 @@ HIDDEN = -1
 MASKED_SHARE, SHOWN_AS_MASK, SHOWN_AS_ANY = 0.15, 0.8, 0.1
 """Of all tokens, the share to predict; of these, the shares shown as the mask token and as a random
 one (Devlin et al., "BERT", 2019)."""
+# The first digits of e: any number does, as long as it stays.
 MASK_SEED = 0x2B7E151628AED2A6
 
 

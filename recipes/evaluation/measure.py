@@ -315,6 +315,8 @@ def _measure_models(
             try:
                 measured[source.fingerprint] = measure(source, role, data, spec, report, scorer)
             except UserError as error:
+                # Nothing is compared without the base, and a faulty task fails for every model
+                # alike.
                 if role == "base" or isinstance(error, TaskFault):
                     raise
                 faults[role] = str(error)

@@ -394,6 +394,7 @@ def _copied_files(folder: Path) -> list[Path]:
 
 def _licence_of_package(distribution: importlib.metadata.Distribution) -> str:
     fields = distribution.metadata.json
+    # Newer packages give an SPDX expression (PEP 639), older ones a text of their own.
     return str(fields.get("license_expression") or fields.get("license") or "not stated")
 
 
@@ -461,6 +462,7 @@ def _family_of(folder: Path) -> tuple[ModelFamily | None, str]:
             f"{folder}/config.json names the model type {kind}, which transformers {version} does "
             "not know. Choose another `base_model`, or install a transformers that knows it."
         )
+    # transformers writes only what differs from a class's defaults, so the class is asked as well.
     if raw.get("is_encoder_decoder") or AutoConfig.for_model(kind).is_encoder_decoder:
         return "sequence_to_sequence", kind
     architecture = (raw.get("architectures") or [""])[0]

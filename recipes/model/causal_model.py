@@ -161,6 +161,7 @@ class TransformersNetwork(nn.Module):
             "attention_mask": mask,
             "use_cache": False,
         }
+        # Models that count distances in place of positions, such as BLOOM, take none.
         parameters = inspect.signature(module.forward).parameters
         return {name: value for name, value in arguments.items() if name in parameters}
 
@@ -187,6 +188,7 @@ def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def repeated_blocks(part: nn.Module) -> nn.ModuleList:
     """The module list that holds the most parameters."""
+    # Experts are lists within a layer: the list around them holds their parameters, too.
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
     return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
 
@@ -221,6 +223,7 @@ def config_without_dropout(folder: Path) -> Any:
     parts = [config, *(v for v in vars(config).values() if isinstance(v, PretrainedConfig))]
     for part in parts:
         for name, value in list(vars(part).items()):
+            # Families call it `attention_dropout`, `attn_pdrop`, `hidden_dropout_prob` and so on.
             if "drop" in name and isinstance(value, float):
                 setattr(part, name, 0.0)
     return config

@@ -167,6 +167,7 @@ def _stretch_long_waves(frequencies: torch.Tensor, rope: dict[str, Any]) -> torc
 
 def rotation_at(positions: torch.Tensor, frequencies: torch.Tensor, scale: float) -> Rotation:
     """The rotation at given positions, of shape (rows, sequence_length); made once a batch."""
+    # Never in bfloat16, which has no odd numbers above 256: neighbors would be turned alike.
     angles = positions[..., None, None].float() * frequencies
     return angles.cos() * scale, angles.sin() * scale
 
@@ -211,6 +212,7 @@ def segment_mask(segments: torch.Tensor, dtype: torch.dtype) -> SegmentMask:
     if segments.device.type != "cpu" or dtype != torch.bfloat16:
         return SegmentMask(allowed)
     zero = torch.zeros((), dtype=dtype)
+    # Each position sees itself, so no row is minus infinity alone, of which softmax makes NaN.
     return SegmentMask(allowed, torch.where(allowed, zero, float("-inf")))
 
 
@@ -283,6 +285,7 @@ def attend(
 
 def _flex_options(query: torch.Tensor) -> dict[str, Any]:
     is_measured = query.is_cuda and query.shape[-1] == 64 and query.element_size() == 2
+    # Compute capability 9 is Hopper, of which H100 and H200 are.
     if is_measured and torch.cuda.get_device_properties(query.device).major == 9:
         return FLEX_OPTIONS_HOPPER_64
     return {}
@@ -351,6 +354,7 @@ class DecoderShape:
             layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
             key_value_heads=config.num_key_value_heads,
+            # Qwen2's config does not name it.
             head_dim=getattr(config, "head_dim", None)
             or config.hidden_size // config.num_attention_heads,
             norm_eps=config.rms_norm_eps,
@@ -486,6 +490,7 @@ class Decoder(nn.Module):
         first, end = (len(self.layers) * place // count for place in (index, index + 1))
         kept_layers = nn.ModuleList()
         for number in range(first, end):
+            # By its number in the whole model, by which checkpoints name its weights.
             kept_layers.add_module(str(number), self.layers[number])
         self.model.layers = kept_layers
         self.begins, self.ends = index == 0, index == count - 1
@@ -513,6 +518,8 @@ class Decoder(nn.Module):
         mask = segment_mask(segments, compute_dtype(weight))
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
+                # torch's reentrant form gives no gradients where no input needs one, as behind
+                # embeddings that LoRA has frozen.
                 hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
             else:
                 hidden = layer(hidden, rotation, mask)

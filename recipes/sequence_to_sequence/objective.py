@@ -50,6 +50,7 @@ class SequenceToSequenceNetwork(causal_model.ExampleNetwork):
         start = torch.full_like(batch.targets[:, :1], config.decoder_start_token_id)
         # Each token is predicted from those before it, the first one from the start token.
         before = torch.cat([start, batch.targets[:, :-1]], dim=1)
+        # `IGNORED` is no token, but stands only where nothing is learnt: any token does there.
         logits = self.inner(
             input_ids=batch.tokens,
             attention_mask=batch.is_input.long(),
@@ -112,6 +113,7 @@ class TargetScorer(Scorer):
         tokenizer = read_tokenizer(folder)
         model = load_sequence_to_sequence(folder).network.inner.eval().to(local_device())
         inputs = [example.input_tokens for example in examples]
+        # Beside `max_new_tokens`, a model's own `max_length` gives nothing but a warning.
         options = _generation(self.settings, stats) | {"max_length": None}
         outputs = generate(as_served(model), tokenizer, inputs, **options)
         references = [tokenizer.decode(e.target_tokens, skip_special_tokens=True) for e in examples]

@@ -209,6 +209,7 @@ def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> N
             "`model.use_dora` cannot be honored: of DPO, only lora_dpo_distributed has it"
         )
     if faults:
+        # Sets of keys come in another order in every process.
         raise ValueError("; ".join(sorted(faults)))
 
 

@@ -128,6 +128,7 @@ class TuneModel(TrainableModel):
 
     @property
     def is_exported_by_name(self) -> bool:
+        # Adapters are merged with the matrices that they belong to, so both have to be at hand.
         return False
 
     @property
@@ -307,6 +308,8 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
     data = (batches, batches) if is_preference(program) else batches
     try:
         recipe = kind(config)
+        # Its own would open the configuration's dataset, and read it with the configuration's
+        # tokenizer.
         recipe._setup_data = lambda *args, **kwargs: data
         recipe.setup(config)
     except (AssertionError, InstantiationError, RuntimeError, TypeError, ValueError) as error:
@@ -329,6 +332,7 @@ def _draw_adapters(recipe: Any, seed: int) -> None:
     """Start the adapters with what one worker would draw: in torchtune each draws its own part."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in recipe._model.named_parameters():
+        # The other half of an adapter begins at zero, and is drawn nowhere.
         if name.endswith(DOWN):
             drawn = torch.empty(weight.shape)
             # As torchtune and PEFT do.
@@ -364,9 +368,11 @@ def runnable(
         "device": device.type,
         "seed": seed,
         "shuffle": True,
+        # To the recipe the run is one epoch, however often it passes over the rows (`Batches`).
         "epochs": 1,
         "max_steps_per_epoch": None,
         "resume_from_checkpoint": False,
+        # `StepLog` is asked for the figures of every step.
         "log_every_n_steps": 1,
         "log_peak_memory_stats": False,
         "dataset": {},
@@ -464,6 +470,7 @@ class TuneTrainer(Trainer):
                 waited = time.perf_counter() - began
                 self._checkpointer.wait_until_copied()
                 # Dropout, where there is any, is another in every step and on every worker.
+                # A hash of whole numbers is the same in every process.
                 torch.manual_seed(hash((self._training.seed, self._step, self._workers.rank)))
                 rate = self._recipe._optimizer.param_groups[0]["lr"]
                 tokens, targets, pairs = count_positions(step_input.batches, self._workers)

@@ -56,6 +56,7 @@ class Xla(FullySharded):
         super().__init__(
             model, [adamw(model, settings)], settings.gradient_clip, precision, workers.device
         )
+        # Moments that the first step made would not be divided over the chips.
         self._begin_optimizers()
         self._lay_out_moments()
         torch_xla.sync(wait=True)

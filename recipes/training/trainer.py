@@ -203,6 +203,7 @@ class Trainer:
             rows, parts = step_input.rows.tolist(), self._workers.dp_size
             line = {"step": self._step, "workers": parts, "rows": rows}
             self._audit.write(json.dumps(line) + "\n")
+            # At once, so that a kill leaves no step without its line.
             self._audit.flush()
         return step_input
 
@@ -409,6 +410,7 @@ def train(
     except DamagedArtifact:
         report(f"{spec.run_folder}/{RESULT_NAME} cannot be read and is written again")
         finished = None
+    # Where the model is gone, the run goes on from its last checkpoint, which exports it again.
     if finished and export.is_whole(Path(spec.export_folder)):
         report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
         return finished
