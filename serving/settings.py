@@ -2,10 +2,12 @@
 
 import errno
 import os
+import re
 import socket
+from ipaddress import IPv6Address
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from artifacts.errors import UserError
 from artifacts.settings import Address, EnvironmentVariable, Settings
@@ -14,6 +16,41 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Weights = Literal["bf16", "int8", "int4", "f32"]
 QUANTIZED: tuple[Weights, ...] = ("int8", "int4")
 """Formats that hold other weights than were trained; OpenVINO alone has them."""
+
+
+HOST = re.compile(r"[A-Za-z0-9._-]+")
+ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?/?")
+DEFAULT_PORTS = {("http", ":80"), ("https", ":443")}
+"""Which browsers leave out of an origin."""
+
+
+def check_host(host: str) -> str:
+    """The address to listen on, if it is one; raises ValueError otherwise."""
+    try:
+        is_host = bool(HOST.fullmatch(host) or IPv6Address(host))
+    except ValueError:
+        is_host = False
+    if not is_host:
+        raise ValueError(
+            "must be a host name or an IP address alone, such as 127.0.0.1; the port is set by "
+            "`endpoint.port`"
+        )
+    return host
+
+
+def as_browsers_send(origin: str) -> str:
+    """An origin in the one form in which browsers send it; raises ValueError where none does."""
+    # Pages from files and in sandboxes have this one, all alike.
+    if origin == "null":
+        return origin
+    parts = ORIGIN.fullmatch(origin.lower())
+    if parts is None:
+        raise ValueError(
+            "must be the scheme, host and port of a web page, such as https://page.example, "
+            "without a path or a pattern; list each origin"
+        )
+    scheme, host, port = parts.groups()
+    return f"{scheme}://{host}{'' if (scheme, port) in DEFAULT_PORTS else port or ''}"
 
 
 class OpenAIEngine(Settings):
@@ -89,7 +126,7 @@ class EndpointSettings(Settings):
     """The `endpoint` asset. With `platform: google_cloud`, only `rollout` applies; the rest is set
     in `config/google_cloud.yaml`."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, AfterValidator(check_host)] = "127.0.0.1"
     """Address to listen on. Any address other than loopback needs `token_variable`."""
     port: int = Field(default=8010, ge=0, le=65_535)
     """Port to listen on; 0 picks a free one."""
@@ -113,9 +150,9 @@ class EndpointSettings(Settings):
     allowed_hosts: tuple[str, ...] = ()
     """Host names other than loopback's by which clients may call an endpoint that listens on
     loopback."""
-    allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages that may use the endpoint (CORS), to the letter as browsers send them,
-    such as `https://page.example`, without a path; none by default."""
+    allowed_origins: tuple[Annotated[str, AfterValidator(as_browsers_send)], ...] = ()
+    """Origins of web pages that may use the endpoint (CORS), such as `https://page.example`, with
+    the port if there is one and without a path; none by default."""
     request_timeout: float = Field(default=120.0, gt=0)
     """Seconds after which an unfinished answer is abandoned."""
     body_timeout: float = Field(default=10.0, gt=0)
