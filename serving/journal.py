@@ -19,10 +19,9 @@ from typing import BinaryIO
 from serving.engine.protocol import GenerateRequest
 from serving.logs import log
 from serving.settings import JournalSettings
-from serving.state import OfVersion
+from serving.state import OfVersion, open_private, own_key
 
 FOLDER = "requests"
-_KEY_NAME = "key"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Journal:
                 texts = (prompt, answer) if settings.keep == "text" else ()
                 entry = JournalEntry(*common, index, _hash(key, prompt), _hash(key, answer), *texts)
                 lines += json.dumps(asdict(entry)) + "\n"
-            with open(self._folder / f"{self._day}.jsonl", "a+b", opener=_open_private) as day_file:
+            with open(self._folder / f"{self._day}.jsonl", "a+b", opener=open_private) as day_file:
                 day_file.write(_line_break(day_file) + lines.encode())
         except OSError as error:
             log("journal", id=request, fault=error.strerror or str(error))
@@ -130,20 +129,9 @@ def _is_expired(day: date, days: float, today: date) -> bool:
     return (today - day).days > days
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _read_key(folder: Path) -> bytes:
-    """The key of the hashes, made on first use: without it short texts could be guessed."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = folder / _KEY_NAME
-    if path.exists() and not path.stat().st_size:
-        # Its maker was killed, or the disk was full.
-        path.unlink()
-    with suppress(FileExistsError), open(path, "xb", opener=_open_private) as file:
-        file.write(secrets.token_bytes(32))
-    return path.read_bytes()
+    """The key of the hashes: without it short texts could be guessed."""
+    return own_key(folder / "key", lambda: secrets.token_bytes(32))
 
 
 def _hash(key: bytes, text: str) -> str:

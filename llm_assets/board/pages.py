@@ -1,12 +1,10 @@
 """What all pages share: the pipeline they tell of, who may come in, and how a page is set."""
 
 import hmac
-import os
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote
@@ -272,18 +270,3 @@ def _own(path: str | None) -> str:
     """Where to go on: a page of this board, whatever the address says."""
     is_own = path and path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
     return path if path and is_own else "/"
-
-
-def read_key(folder: Path) -> tuple[str, str]:
-    """The key of a file that its owner alone may read, made on first use, and where it is."""
-    path = folder / "board.key"
-    if path.exists() and not path.read_text().strip():
-        # Its maker was killed, or the disk was full: an empty key would let everybody in.
-        path.unlink()
-    try:
-        # Created exclusively and private to its owner: of several processes, one makes the key.
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(24))
-    except FileExistsError:
-        pass
-    return path.read_text().strip(), f"the key in the file {path}"

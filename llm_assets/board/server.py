@@ -1,5 +1,6 @@
 """The board as a server on loopback."""
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from artifacts.progress import Report
 from artifacts.storage.files import make_private
 from artifacts.store.pipelines import Pipeline
 from llm_assets.board import ask, decide, now, text, versions
-from llm_assets.board.pages import Board, Doorkeeper, apology, read_key, sign_in
+from llm_assets.board.pages import Board, Doorkeeper, apology, sign_in
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.registry.base import Registry
 from serving.connections import HttpServer
 from serving.settings import EndpointSettings, bearer_token, listen
+from serving.state import own_key
 
 HOST = "127.0.0.1"
 
@@ -39,7 +41,9 @@ def open_board(
     token = bearer_token(settings.endpoint)
     key, name = token or "", f"the endpoint's token, `{settings.endpoint.token_variable}`"
     if token is None:
-        key, name = read_key(make_private(endpoint_folder(settings)))
+        path = make_private(endpoint_folder(settings)) / "board.key"
+        key = own_key(path, lambda: secrets.token_urlsafe(24).encode()).decode().strip()
+        name = f"the key in the file {path}"
     return Board(settings, record, registry, status, command, key, name, token is None)
 
 

@@ -4,8 +4,10 @@ import asyncio
 import html
 import json
 import re
+import secrets
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +25,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import rewrite
 from artifacts.store.store import Draft, Store
 from llm_assets.board import engines, now
-from llm_assets.board.pages import Board, read_key
+from llm_assets.board.pages import Board
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.endpoint.folder import endpoint_folder
@@ -505,10 +507,31 @@ def test_a_store_that_is_cleaned_while_pages_are_read_costs_no_more_than_a_page(
         cleaner.join()
 
 
-def test_the_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
-    key, name = read_key(tmp_path)
-    assert read_key(tmp_path) == (key, name) and len(key) >= 32
+def test_the_key_is_made_once_for_its_owner_alone_though_several_boards_start_at_once(
+    small: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, made = board_of(small), secrets.token_urlsafe
+
+    def make_slowly(size: int) -> str:
+        time.sleep(0.05)
+        return made(size)
+
+    monkeypatch.setattr(secrets, "token_urlsafe", make_slowly)
+
+    def open_one(_: int) -> tuple[str, str]:
+        parts = given.settings, given.record, given.registry, given.status, []
+        board = open_board(*parts)
+        return board.key, board.key_name
+
+    def open_some() -> tuple[str, str]:
+        with ThreadPoolExecutor(4) as threads:
+            (opened,) = set(threads.map(open_one, range(4)))
+        return opened
+
+    key, name = open_some()
+    path = endpoint_folder(given.settings) / "board.key"
+    assert open_some() == (key, name) and len(key) >= 32 and str(path) in name
     # The disk was full when it was made: nobody gets in by giving nothing.
-    (tmp_path / "board.key").write_text("")
-    assert len(read_key(tmp_path)[0]) >= 32
-    assert (tmp_path / "board.key").stat().st_mode & 0o777 == 0o600 and str(tmp_path) in name
+    path.write_text("")
+    assert len(open_some()[0]) >= 32
+    assert path.stat().st_mode & 0o777 == 0o600
