@@ -54,6 +54,23 @@ def test_without_a_version_nothing_is_known_of_what_was_read(small: SmallStore) 
     assert "Nothing is known" in page_of(small, "/text/read")
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        ("a " * 250, 200, "No document contains it."),
+        ("a " * 250 + "b", 400, "The search has 501 characters, and at most 500 are searched."),
+        ("a " * 12_000, 400, "The search has 23,999 characters, and at most 500 are"),
+    ],
+)
+def test_a_search_is_as_short_as_the_text_is_read_fast_for(
+    small: SmallStore, words: str, status: int, told: str
+) -> None:
+    small.clean("1", {f"doc/{number}": "a " * 200 + "b" for number in range(100)})
+    with client_of(board_of(small)) as client:
+        answer = client.get("/text", params={"search": words})
+    assert answer.status_code == status and told in answer.text
+
+
 def test_damaged_text_is_told_with_what_to_do(small: SmallStore) -> None:
     corpus = small.clean("1", {f"doc/{number}": f"text {number}" for number in range(99)})
     small.train(corpus, ["text 1"])
