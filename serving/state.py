@@ -8,6 +8,7 @@ one before it was killed.
 
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.leases import process_started
+from artifacts.leases import local_lease, process_started
 from artifacts.storage import files
 from artifacts.storage.files import make_private
 from serving.comparison import EngineComparison, JudgedDocument
@@ -45,11 +46,6 @@ class OfVersion(BaseModel):
         """What every answer of this version says."""
         return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
 
-    def model(self, asked: str | None) -> str:
-        """The name that an answer gives: the one that was asked for, but this version's where none
-        was or a version's, since another version may answer during a rollout."""
-        return self.version if asked in (None, "default") or asked.isdecimal() else asked
-
     def is_of(self, other: "OfVersion") -> bool:
         """Whether another is about the same version."""
         return (self.version, self.fingerprint) == (other.version, other.fingerprint)
@@ -69,6 +65,15 @@ class Desired(OfVersion):
     judged: list[JudgedDocument] = []
     """Documents on which its engine has to say what the evaluation found; a version that does not
     gets no traffic."""
+
+    def model(self, asked: str | None) -> str:
+        """The name that an answer gives: the one that was asked for, the pipeline's where none was.
+
+        Of a version's number it is this version's own: during a rollout another one may answer.
+        """
+        if asked in (None, "default"):
+            return self.name
+        return self.version if asked.isdecimal() else asked
 
     def fits_engine_of(self, other: "Desired") -> bool:
         """Whether an engine that was started for another serves this too."""
@@ -210,6 +215,28 @@ class StateFolder:
         folder = status.folder
         is_copy = folder and os.path.exists(folder) and not os.path.samefile(folder, self.folder)
         return None if is_copy else status
+
+
+def own_key(path: Path, make: Callable[[], bytes]) -> bytes:
+    """The key in a file that its owner alone may read, made on first use."""
+    key = files.find(path) or b""
+    # A lock, not a file that is made once only: that one is empty until it is written, for whoever
+    # reads meanwhile as after a full disk, and with an empty key everybody has the right one.
+    if not key.strip():
+        make_private(path.parent)
+        with local_lease(path.with_name(f"{path.name}.lock")):
+            key = files.find(path) or b""
+            if not key.strip():
+                key = make()
+                path.unlink(missing_ok=True)
+                with open(path, "xb", opener=open_private) as file:
+                    file.write(key)
+    return key
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` that makes files which their owner alone may read."""
+    return os.open(path, flags, 0o600)
 
 
 def restart_pause(deaths: int) -> float:

@@ -39,7 +39,7 @@ from serving.errors import ServingError, answer_error, client_gone, invalid
 from serving.journal import Journal
 from serving.logs import log
 from serving.settings import LOOPBACK, EndpointSettings
-from serving.state import OfVersion
+from serving.state import Desired
 
 Result = TypeVar("Result")
 
@@ -121,7 +121,7 @@ class Api:
 
     async def _answered(
         self, request: Request, requests: Sequence[GenerateRequest]
-    ) -> tuple[OfVersion, list[Chunk]]:
+    ) -> tuple[Desired, list[Chunk]]:
         """A version's whole answers, which are kept in the journal; raises ServingError."""
         self._admit(request)
         by, answers = await while_connected(request, self.dispatcher.answer_all(requests))

@@ -20,7 +20,7 @@ from serving.engine.protocol import Chunk, EngineLost, GenerateRequest, Refused
 from serving.errors import ServingError, invalid, unavailable
 from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
-from serving.state import OfVersion, RouteStatus
+from serving.state import Desired, RouteStatus
 
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of the duration histogram, in seconds."""
@@ -99,7 +99,7 @@ STALL_SECONDS = 5.0
 that."""
 NOTICE_SECONDS = 0.5
 """Until the end of an engine is noticed and it no longer counts as ready."""
-Tell = Callable[[OfVersion, int, Chunk], None]
+Tell = Callable[[Desired, int, Chunk], None]
 """Takes the pieces of answers: by which version, to which of the requests."""
 
 
@@ -207,7 +207,7 @@ class Stream:
     """An answer that arrives piece by piece; it has begun when this exists."""
 
     def __init__(
-        self, by: OfVersion, pieces: "asyncio.Queue[Chunk | None]", work: asyncio.Task[None]
+        self, by: Desired, pieces: "asyncio.Queue[Chunk | None]", work: asyncio.Task[None]
     ) -> None:
         """`work` takes the pieces from the engine as they come, however the client reads; it is to
         be canceled when that leaves."""
@@ -311,13 +311,11 @@ class Dispatcher:
         self._background: set[asyncio.Task[Any]] = set()
         """The event loop itself keeps no task alive."""
 
-    async def answer_all(
-        self, requests: Sequence[GenerateRequest]
-    ) -> tuple[OfVersion, list[Chunk]]:
+    async def answer_all(self, requests: Sequence[GenerateRequest]) -> tuple[Desired, list[Chunk]]:
         """One version and its whole answers, in the order of the requests; raises ServingError."""
-        answers: dict[int, tuple[OfVersion, Chunk]] = {}
+        answers: dict[int, tuple[Desired, Chunk]] = {}
 
-        def keep(by: OfVersion, number: int, whole: Chunk) -> None:
+        def keep(by: Desired, number: int, whole: Chunk) -> None:
             answers[number] = by, whole
 
         # In one piece: as long as nothing was told, another version can take over.
@@ -328,10 +326,10 @@ class Dispatcher:
 
     async def stream(self, request: GenerateRequest) -> Stream:
         """Begin an answer; raises ServingError where none can begin."""
-        beginning: asyncio.Future[OfVersion] = asyncio.get_running_loop().create_future()
+        beginning: asyncio.Future[Desired] = asyncio.get_running_loop().create_future()
         pieces: asyncio.Queue[Chunk | None] = asyncio.Queue()
 
-        def keep(by: OfVersion, _: int, chunk: Chunk) -> None:
+        def keep(by: Desired, _: int, chunk: Chunk) -> None:
             pieces.put_nowait(chunk)
             if not beginning.done():
                 beginning.set_result(by)

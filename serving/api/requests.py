@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from time import time
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -29,7 +30,7 @@ from serving.engine import protocol
 from serving.engine.protocol import Chunk, GenerateRequest, TokenScore
 from serving.errors import ServingError, invalid
 from serving.settings import EndpointSettings
-from serving.state import OfVersion
+from serving.state import Desired
 
 MAX_INSTANCES = 32
 MAX_STOPS = 4
@@ -72,8 +73,9 @@ def neutral(*values: Any) -> PlainValidator:
 
     def check(value: Any, field: ValidationInfo) -> Any:
         if value not in values:
-            excerpt = json.dumps(value)[:LONGEST_SHOWN]
-            raise ValueError(f"{field.field_name}: {excerpt} {NOT_SUPPORTED}")
+            # No more of it is written than is shown: it may be nested as deep as the stack is.
+            excerpt = "".join(islice(json.JSONEncoder().iterencode(value), LONGEST_SHOWN))
+            raise ValueError(f"{field.field_name}: {excerpt[:LONGEST_SHOWN]} {NOT_SUPPORTED}")
         return value
 
     return PlainValidator(check)
@@ -162,7 +164,7 @@ class OpenAIRequest(Sampling):
             for seed in seeds
         ]
 
-    def whole(self, name: str, by: OfVersion, answers: Sequence[Chunk]) -> dict[str, Any]:
+    def whole(self, name: str, by: Desired, answers: Sequence[Chunk]) -> dict[str, Any]:
         """All of a version's answers, to a request of this name."""
         choices = [self.choice(answer, index) for index, answer in enumerate(answers)]
         usage = _usage(answers, self.n)
@@ -190,7 +192,7 @@ class OpenAIRequest(Sampling):
             yield _event(envelope | {"choices": [], "usage": _usage([last_chunk])})
         yield "data: [DONE]\n\n"
 
-    def _envelope(self, name: str, by: OfVersion) -> dict[str, Any]:
+    def _envelope(self, name: str, by: Desired) -> dict[str, Any]:
         """What the whole of an answer and each of its events have in common."""
         is_chat = isinstance(self, ChatRequest)
         kind = "chat.completion" if is_chat else "text_completion"

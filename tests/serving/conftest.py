@@ -200,6 +200,7 @@ def start(folder: Path, model: Path, version: str = "1", **changes: object) -> C
         model_folder=model,
         version=version,
         fingerprint=f"fingerprint-{version}",
+        name="manual",
         settings=SETTINGS.model_copy(update=changes),
         conversions=Path(os.environ[CONVERSIONS]),
     )

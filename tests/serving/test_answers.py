@@ -127,12 +127,15 @@ def test_fields_at_the_value_that_changes_nothing_are_accepted(client: Client) -
 
 def test_name_of_the_model_stays_whatever_version_serves(client: Client) -> None:
     listed = client.http.get("/v1/models").json()["data"]
-    assert [model["id"] for model in listed] == ["default", "1"]
+    assert [model["id"] for model in listed] == ["manual", "1"]
     assert all({"id", "object", "created", "owned_by"} == set(model) for model in listed)
     assert client.http.get("/v1/models/1").json() == listed[1]
     assert client.http.get("/v1/models/2").status_code == 404
-    answer = client.complete(max_tokens=1, model="1").json()
-    assert answer["model"] == "1" and answer["system_fingerprint"] == "1-fingerprint-1"
+    for asked, told in ((None, "manual"), ("default", "manual"), ("manual", "manual"), ("1", "1")):
+        answer = client.complete(max_tokens=1, model=asked).json()
+        assert answer["model"] == told and answer["system_fingerprint"] == "1-fingerprint-1"
+    (piece,) = client.stream(prompt="The valve", max_tokens=1)
+    assert piece["model"] == "manual"
 
 
 def test_every_piece_of_a_stream_counts_its_tokens_where_asked(client: Client) -> None:

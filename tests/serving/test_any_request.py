@@ -1,6 +1,7 @@
 """Whatever a client sends, the answer is OpenAI's, and no failure of ours."""
 
 import json
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +25,7 @@ ROUTES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/predict": PredictRequest,
 }
+JSON_HEADERS = {"Content-Type": "application/json"}
 USER = {"role": "user", "content": "a"}
 MOST_SECONDS = 10
 """Until any answer."""
@@ -96,7 +98,7 @@ def bodies(draw: st.DrawFn, kind: type[BaseModel]) -> bytes:
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Any]:
     path = draw(st.sampled_from(sorted(ROUTES)))
-    headers = {"Content-Type": "application/json"} | draw(HEADERS)
+    headers = JSON_HEADERS | draw(HEADERS)
     request = {"method": "POST", "url": path, "content": draw(bodies(ROUTES[path]))}
     if draw(st.integers(0, 4)) == 0:
         request["method"] = draw(
@@ -160,7 +162,7 @@ def test_every_character_there_is_can_be_sent(chatting: Client, path: str, start
         {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
     )
     content = json.dumps(asked, ensure_ascii=False).encode()
-    answer = chatting.http.post(path, content=content, headers={"Content-Type": "application/json"})
+    answer = chatting.http.post(path, content=content, headers=JSON_HEADERS)
     assert answer.status_code == 400
     assert "tokens; at most" in answer.json()["error"]["message"]
 
@@ -204,8 +206,13 @@ FAULTS: dict[type[BaseModel], list[tuple[Any, str]]] = {
         ({"prompt": [["a"]]}, "prompt.0.0: must be a valid integer."),
         ({"prompt": "a", "stop": [""]}, "stop.0: must not be empty."),
         ({"prompt": "a", "stop": ["a"] * 5}, "stop: at most 4 are allowed, and 5 were sent."),
+        ({"prompt": "a", "stop": ""}, "stop: must not be empty."),
         ({"prompt": "a", "stop": "x" * 257}, "stop: must have at most 256 characters."),
         ({"prompt": "a", "max_tokens": "5"}, "max_tokens: must be a valid integer."),
+        ({"prompt": "a", "n": 9}, "n: must be less than or equal to 8."),
+        ({"prompt": "a", "seed": 2**70}, f"seed: must be less than {2**63}."),
+        ({"prompt": "a", "temperature": float("nan")}, "temperature: must be a finite number."),
+        ({"prompt": "a", "logprobs": -1}, "logprobs: must be greater than or equal to 0."),
         ({"prompt": "a", "temperature": -1}, "temperature: must be greater than or equal to 0."),
         ({"prompt": "a", "top_p": 0}, "top_p: must be greater than 0."),
         ({"prompt": "a", "logprobs": 6}, "logprobs: must be less than or equal to 5."),
@@ -260,6 +267,38 @@ def test_a_host_is_known_by_its_name_whatever_the_port(allowed: str, host: str) 
     check_origin(Request(scope | {"headers": [(b"host", host.encode())]}), settings)
     with pytest.raises(ServingError, match="neither loopback nor in"):
         check_origin(Request(scope | {"headers": [(b"host", b"not-" + host.encode())]}), settings)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "sent"),
+    [
+        ("https://page.example/", "https://page.example"),
+        ("HTTPS://Page.Example", "https://page.example"),
+        ("https://page.example:443", "https://page.example"),
+        ("http://page.example:80/", "http://page.example"),
+        ("http://page.example:8080", "http://page.example:8080"),
+        ("https://page.example:80", "https://page.example:80"),
+        ("http://[FD00::1]:80", "http://[fd00::1]"),
+        ("app://obsidian.md", "app://obsidian.md"),
+        ("null", "null"),
+    ],
+)
+def test_an_origin_is_known_however_it_is_written_in_the_settings(allowed: str, sent: str) -> None:
+    settings = EndpointSettings(allowed_origins=(allowed,))
+    for origin, is_known in ((sent, True), (f"{sent}.evil.example", False)):
+        headers = [(b"host", b"localhost"), (b"origin", origin.encode())]
+        with nullcontext() if is_known else pytest.raises(ServingError, match="is not in"):
+            check_origin(Request({"type": "http", "headers": headers}), settings)
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "prompt", "unknown"])
+def test_json_however_deep_is_refused_with_what_is_wrong(client: Client, field: str) -> None:
+    """Also as deep as Python just reads it, and then has no stack left to write it."""
+    for depth in range(900, 1_000):
+        nested = "[" * depth + "]" * depth
+        content = f'{{"prompt": "a", "{field}": {nested}}}'
+        answer = client.http.post("/v1/completions", content=content, headers=JSON_HEADERS)
+        assert answer.status_code == 400 and answer.json()["error"]["message"], depth
 
 
 def test_a_request_that_says_no_length_fits_an_endpoint_of_short_answers() -> None:
