@@ -62,17 +62,40 @@ def test_figures_of_two_metrics_are_not_compared(small: SmallStore, unit: str) -
     )
 
 
-def test_a_serving_version_that_was_judged_again_is_not_said_to_be_rejected_alone(
-    small: SmallStore,
-) -> None:
-    version = small.train(small.clean("1", {"one": "x"}), ["x"])
-    stricter = verdict(
-        version.weights, "base", promoted=False, thresholds=GateSettings(smallest_effect=0.5)
-    )
-    small.registry.enter(entry(version.weights), stricter)
-    for path in ("/versions", "/versions/1"):
-        shown = page_of(small, path)
-        assert "Promoted by the gate, which rejected it when it was judged again" in shown
+COMPARED = "; the gate compared it with version 0."
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("promoted", f"Promoted by the gate{COMPARED}"),
+        ("not promoted", f"Rejected by the gate{COMPARED}"),
+        # It serves, so it is not said to be rejected alone.
+        ("again", f"Promoted by the gate, which rejected it when it was judged again{COMPARED}"),
+        ("approve", f"Approved by Ada{COMPARED}"),
+        ("reject", f"Rejected by Ada{COMPARED}"),
+        ("no verdict", "Not judged."),
+        ("base", "The base model."),
+    ],
+)
+def test_what_became_of_a_version_is_told_in_words(small: SmallStore, case: str, told: str) -> None:
+    version = small.train(small.clean("1", {"one": "x"}), ["x"], promoted=case != "approve")
+    number = 0 if case == "base" else 1
+    if case == "not promoted":
+        refused = verdict("weights-2", "base", promoted=False)
+        number = small.registry.enter(entry("weights-2"), refused).version
+    elif case == "again":
+        stricter = GateSettings(smallest_effect=0.5)
+        again = verdict(version.weights, "base", promoted=False, thresholds=stricter)
+        small.registry.enter(entry(version.weights), again)
+    elif case == "reject":
+        small.registry.reject(1, "Ada", "wrong")
+    state = small.registry.state()
+    if case == "no verdict":
+        state.verdicts.clear()
+    registry = SimpleNamespace(state=lambda: state)
+    for path in ("/versions", f"/versions/{number}"):
+        assert told in " ".join(page_of(small, path, registry=registry).split()), path
 
 
 @pytest.mark.parametrize(("edited", "won"), [(0, 3), (1, 2), (3, 0)])
