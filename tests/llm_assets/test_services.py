@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,19 @@ def test_what_a_killed_supervisor_left_is_found_and_ended(state: Path) -> None:
     assert first.pid in find_leftovers(state)
     assert services.stop(state)
     assert not find_leftovers(state)
+
+
+def test_another_session_that_has_the_number_of_the_services_is_left_alone(state: Path) -> None:
+    _start(state, "exec sleep 600")
+    assert services.stop(state)
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        (state / "session").write_text(str(other.pid))
+        assert services.read_states(state) is None and not find_leftovers(state)
+        assert not services.stop(state) and other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_process_is_found_while_one_program_replaces_another(state: Path) -> None:

@@ -65,7 +65,7 @@ def test_model_that_cannot_be_loaded_ends_the_start_with_the_reason(tmp_path: Pa
     (tmp_path / "model").mkdir()
     with pytest.raises(UserError, match=r"no config\.json"):
         start(tmp_path / "endpoint", tmp_path / "model")
-    assert process.status(tmp_path / "endpoint") is None
+    assert StateFolder(tmp_path / "endpoint").running is None
 
 
 @pytest.mark.fault(
@@ -144,11 +144,11 @@ def test_an_endpoint_that_is_stopped_while_it_is_started_again_stays_stopped(
     with served(tmp_path, tiny_model_folder) as earlier, ThreadPoolExecutor() as pool:
         monkeypatch.setattr(process, "code_hash", lambda: "of another release")
         moving = pool.submit(start, tmp_path, other_model_folder, "2")
-        wait_until(lambda: (found := process.status(tmp_path)) and found.pid != earlier.pid)
+        wait_until(lambda: (found := StateFolder(tmp_path).running) and found.pid != earlier.pid)
         assert process.stop(tmp_path)
         with pytest.raises(RolloutFailed, match="was stopped before it served version 1"):
             moving.result()
-    assert process.status(tmp_path) is None
+    assert StateFolder(tmp_path).running is None
 
 
 def test_an_endpoint_that_is_stopped_before_it_shows_a_sign_of_life_is_not_left_running(
@@ -160,7 +160,7 @@ def test_an_endpoint_that_is_stopped_before_it_shows_a_sign_of_life_is_not_left_
         assert not process.stop(tmp_path)
         with pytest.raises(RolloutFailed, match="was stopped"):
             starting.result()
-    assert process.status(tmp_path) is None and StateFolder(tmp_path).stopped_path.exists()
+    assert StateFolder(tmp_path).running is None and StateFolder(tmp_path).stopped_path.exists()
 
 
 @pytest.mark.fault(
@@ -246,13 +246,13 @@ def test_an_endpoint_that_ended_begins_with_what_is_wanted_then(
     then="the other process is left alone",
 )
 def test_stop_ends_only_a_process_that_is_ours(client: Client, tmp_path: Path) -> None:
-    status = process.status(client.state_folder)
+    status = StateFolder(client.state_folder).running
     assert status is not None
-    StateFolder(tmp_path).status.write(status)
-    assert process.status(tmp_path) is None and not process.stop(tmp_path), "a copy of the folder"
-    assert process.status(client.state_folder) == status
-    StateFolder(tmp_path).status.write(status.model_copy(update={"process_started": "1"}))
-    assert not process.stop(tmp_path)
+    own = {"folder": tmp_path}
+    for others in ({}, own | {"process_started": "1"}, own | {"process_started": None}):
+        StateFolder(tmp_path).status.write(status.model_copy(update=others))
+        assert StateFolder(tmp_path).running is None and not process.stop(tmp_path), others
+    assert StateFolder(client.state_folder).running == status
     assert client.complete(max_tokens=1).status_code == 200
     assert SETTINGS.port == 0
 
