@@ -20,7 +20,7 @@ from benchmarks.harness import at_least, at_most, crowd, record
 from benchmarks.models import small_model
 from serving import endpoint as process
 from serving.settings import EndpointSettings, RolloutSettings
-from serving.state import Desired
+from serving.state import Desired, StateFolder
 
 CLIENTS = 8
 TOKENS = 16
@@ -89,7 +89,7 @@ def soak(model: Path, state: Path) -> Load:
         time.sleep(20)
         process.start(state, version(model, "2"), print)
         time.sleep(20)
-        status = process.status(state)
+        status = StateFolder(state).running
         assert status is not None and status.routes[0].engine_pid
         psutil.Process(status.routes[0].engine_pid).kill()
         time.sleep(20)

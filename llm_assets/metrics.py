@@ -22,12 +22,11 @@ from artifacts.store.store import Store
 from llm_assets.automation.decision import ENDED
 from llm_assets.automation.launched import UNFINISHED, Runs
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.history import last_ticks, switched_on
 from llm_assets.registry.base import Registry
 from llm_assets.registry.state import Alias
 from recipes.spec import read_metrics
-from serving import endpoint as process
 
 ALIASES: tuple[Alias, ...] = ("wanted", "champion")
 FIGURES = (
@@ -112,7 +111,7 @@ class GraphCollector(Collector):
             return
         free = shutil.disk_usage(store.root).free
         yield _one("store_free_bytes", "Free bytes on the store's disk.", free)
-        serves = process.status(endpoint_folder(self._settings))
+        serves = endpoint_status(self._settings)
         text = "1 if the endpoint of this machine is running, else 0."
         yield _one("endpoint_runs", text, serves is not None)
 

@@ -67,7 +67,7 @@ def start(
         # Whoever waited, or compared many files before, may come too late.
         if not still_wanted():
             raise NoLongerWanted
-        running = status(state_folder)
+        running = state.running
         if running and _needs_new_server(running, settings):
             bearer_token(settings)
             # An address that cannot be had must not cost the endpoint that is running.
@@ -90,7 +90,7 @@ def start(
                     raise  # Somebody stopped it.
                 except UserError:
                     pass
-            running = status(state_folder)
+            running = state.running
         if running and _serves(running, desired):
             state.desired.write(desired)
             return Endpoint(running, _route(running, desired), changed=False)
@@ -174,17 +174,13 @@ class _Change:
             time.sleep(POLL_SECONDS)
 
 
-def status(state_folder: Path) -> Status | None:
-    """What the endpoint is doing, or None where none runs."""
-    return StateFolder(state_folder).running
-
-
 def stop(state_folder: Path) -> bool:
     """End the endpoint, its engines with it; returns whether one was running.
 
     From then on none is started until somebody asks for one, even where none was running.
     """
-    running, stopped = status(state_folder), StateFolder(state_folder).stopped_path
+    state = StateFolder(state_folder)
+    running, stopped = state.running, state.stopped_path
     try:
         # First of all, so that automation does not start it again meanwhile.
         make_private(stopped.parent)

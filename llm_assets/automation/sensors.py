@@ -37,13 +37,13 @@ from llm_assets.automation.launched import Runs, read_cursor
 from llm_assets.automation.notifications import conclude, tell_once, tick_result
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder, judged_documents
+from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.start import find_manifest
 from llm_assets.registry.state import ModelVersion, RegistryState
 from recipes.model.base_model import identify, source_files
-from serving import endpoint as process
 from serving.comparison import JudgedDocument
 from serving.state import StateFolder
 from spark_jobs.read.files.streams import SourceChanged
@@ -397,7 +397,7 @@ def _look_at_quality(
     settings = pipeline.settings
     if settings.platform != "local":
         return dg.SensorResult(skip_reason="Google Cloud's own alerts watch an endpoint there.")
-    running = process.status(endpoint_folder(settings))
+    running = endpoint_status(settings)
     state = models.state()
     champion = state.find("champion")
     if running is None or running.phase != "serving" or champion is None:

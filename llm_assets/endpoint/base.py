@@ -27,7 +27,12 @@ from artifacts.shards.shard_set import ShardSet, list_documents, read_tokens
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.folder import conversions_folder, endpoint_folder, model_to_serve
+from llm_assets.endpoint.folder import (
+    conversions_folder,
+    endpoint_folder,
+    endpoint_status,
+    model_to_serve,
+)
 from llm_assets.gate.judge import DOMAIN_TASK, SERVED_TASK
 from llm_assets.registry.state import ModelVersion
 from recipes.evaluation.settings import SCORES_NAME, ModelSource
@@ -445,7 +450,7 @@ class LocalServingPlatform(ServingPlatform):
         )
 
     def latency(self, settings: PipelineSettings, report: Report) -> float | None:
-        status = process.status(endpoint_folder(settings))
+        status = endpoint_status(settings)
         if status is None:
             return None
         try:
@@ -456,7 +461,7 @@ class LocalServingPlatform(ServingPlatform):
             return None
 
     def serves(self, settings: PipelineSettings) -> bool:
-        status = process.status(endpoint_folder(settings))
+        status = endpoint_status(settings)
         return status is not None and bool(status.routes)
 
     def stop(self, settings: PipelineSettings) -> bool:

@@ -43,7 +43,7 @@ from llm_assets.registry.card import weights_at
 from llm_assets.registry.start import find_manifest, retire
 from llm_assets.registry.state import GATE, Alias, RegistryDamaged, RegistryState
 from recipes.spec import METRICS_NAME, RESULT_NAME, read_metrics, read_result
-from serving import endpoint as process
+from serving.state import StateFolder
 from spark_jobs.clean.forgotten import read_signatures
 
 MODELS = ("checkpoint", "base_model")
@@ -376,7 +376,7 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
 
 def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[StoreFault]:
     """Whether the local endpoint, where it runs, serves the champion."""
-    serves = process.status(state_folder)
+    serves = StateFolder(state_folder).running
     try:
         champion = registry.find("champion")
     except UserError:

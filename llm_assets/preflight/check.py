@@ -16,13 +16,12 @@ from artifacts.progress import format_duration
 from artifacts.storage.files import is_local, need_writable
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.operation_settings import WHOLE_TEXT
 from llm_assets.preflight.held_out import find_whole, foresee_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
 from recipes.model import base_model
 from recipes.sections import BUDGETS
-from serving import endpoint as process
 from serving.settings import bearer_token, listen
 from spark_jobs.read.docstrings import find_package
 from spark_jobs.read.facts import open_facts, read_facts, read_forms
@@ -91,7 +90,7 @@ def find_needs(settings: PipelineSettings) -> Base:
         # Raises if the variable of the endpoint's token is not set.
         bearer_token(settings.endpoint)
         host, port = settings.endpoint.host, settings.endpoint.port
-        if port and process.status(endpoint_folder(settings)) is None:
+        if port and endpoint_status(settings) is None:
             listen(host, port).close()
     return base
 

@@ -22,7 +22,7 @@ from serving.engine.program import choose_engine, load_model
 from serving.engine.protocol import Chunk, GenerateRequest
 from serving.engine.served_model import AnyModel
 from serving.settings import EndpointSettings, RolloutSettings
-from serving.state import Desired
+from serving.state import Desired, StateFolder
 from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
 from tests.waiting import WAIT_SECONDS
 
@@ -180,12 +180,12 @@ class Client:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def engine_pids(self) -> list[int]:
-        status = process.status(self.state_folder)
+        status = StateFolder(self.state_folder).running
         assert status is not None
         return [route.engine_pid for route in status.routes if route.engine_pid]
 
     def api_server(self) -> psutil.Process:
-        status = process.status(self.state_folder)
+        status = StateFolder(self.state_folder).running
         assert status is not None
         return psutil.Process(status.api_server_pid)
 

@@ -88,7 +88,7 @@ def new_engine(client: Client, version: str) -> psutil.Process:
     found: list[int] = []
 
     def has_traffic() -> bool:
-        status = process.status(client.state_folder)
+        status = StateFolder(client.state_folder).running
         for route in status.routes if status else []:
             if route.version == version and route.share > 0 and route.engine_pid:
                 found.append(route.engine_pid)
@@ -213,7 +213,7 @@ def test_version_that_is_no_longer_wanted_is_not_loaded_to_the_end(
     unwanted = {"version": "9", "fingerprint": "9", "model_folder": other_model_folder}
 
     def still_wanted() -> bool:
-        status = process.status(moving.state_folder)
+        status = StateFolder(moving.state_folder).running
         return status is None or status.phase != "rolling_out"
 
     with pytest.raises(NoLongerWanted):
@@ -345,7 +345,7 @@ def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     again = move(moving, other_model_folder, "6")
     assert not again.endpoint.changed
     assert again.complete(max_tokens=1).headers["x-model-version"] == "6"
-    status = process.status(moving.state_folder)
+    status = StateFolder(moving.state_folder).running
     assert status is not None
     assert [(route.version, route.share) for route in status.routes] == [("6", 1.0)]
     move(moving, tiny_model_folder, "1")

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from artifacts.leases import process_started
-from serving import endpoint as process
 from serving.logs import MAX_BYTES, before
 from serving.settings import RolloutSettings
+from serving.state import StateFolder
 from tests.serving.conftest import HEAD, Client, raw_request, served, start
 from tests.serving.test_openai_engine import BY_COMMAND
 from tests.serving.test_rollout import in_threads, load
@@ -123,7 +123,7 @@ def p95(answers: list[tuple[int, float]]) -> float:
 
 
 def replaced(client: Client, pid: int) -> bool:
-    status = process.status(client.state_folder)
+    status = StateFolder(client.state_folder).running
     routes = status.routes if status else []
     return process_started(pid) is None and any(r.ready and r.engine_pid != pid for r in routes)
 

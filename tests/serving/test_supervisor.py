@@ -67,7 +67,7 @@ def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
 
     assert kept.complete(max_tokens=2).status_code == 200
     assert process_started(engine) is None
-    status = process.status(kept.state_folder)
+    status = StateFolder(kept.state_folder).running
     assert status is not None and status.pid == kept.pid
     assert len(log_of(kept, "api_server_stands_still")) == 1
     (told,) = log_of(kept, "api_server_ended")
@@ -104,7 +104,7 @@ def test_a_killed_supervisor_takes_all_with_it_even_what_stands_still(
         part.suspend()
     psutil.Process(client.pid).kill()
     wait_until(lambda: not any(process_started(part.pid) for part in parts))
-    assert process.status(client.state_folder) is None
+    assert StateFolder(client.state_folder).running is None
 
 
 @pytest.mark.fault(
@@ -195,7 +195,7 @@ def test_status_and_health_tell_the_truth_within_seconds(kept: Client) -> None:
 def test_an_endpoint_whose_folder_was_removed_can_be_stopped(kept: Client) -> None:
     # Under another name first, as it is written to all the time.
     shutil.rmtree(kept.state_folder.rename(kept.state_folder.with_name("removed")))
-    wait_until(lambda: process.status(kept.state_folder) is not None)
+    wait_until(lambda: StateFolder(kept.state_folder).running is not None)
     assert kept.complete(max_tokens=1).status_code == 200
     assert process.stop(kept.state_folder)
     assert process_started(kept.pid) is None

@@ -16,9 +16,8 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from llm_assets.automation.launched import QUESTION_TAG
 from llm_assets.config import load_settings
-from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.registry.base import LocalRegistry
-from serving import endpoint as process
 from tests.conftest import Project, make_project
 from tests.listening import descendants
 from tests.tiny import tiny_texts
@@ -64,7 +63,7 @@ class Watched:
 
     @property
     def served(self) -> str | None:
-        found = process.status(endpoint_folder(load_settings(self.project.config)))
+        found = endpoint_status(load_settings(self.project.config))
         versions = [route.version for route in found.routes if route.share == 1] if found else []
         return versions[0] if versions else None
 

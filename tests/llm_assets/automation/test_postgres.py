@@ -9,10 +9,9 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 
 from llm_assets.automation.launched import QUESTION_TAG, UNFINISHED
 from llm_assets.config import load_settings
-from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.services import STATE_FOLDER, find_leftovers
-from serving import endpoint as process
 from tests.conftest import ROOT, Project
 from tests.postgres import PASSWORD, Postgres, running_postgres
 from tests.stand_ins.processes import free_port
@@ -78,7 +77,7 @@ def test_nothing_is_lost_or_launched_twice_when_postgres_starts_again_during_a_r
     _wait(automated, lambda: any(trainings.glob("*/program.log")), "a training")
     postgres.restart()
     settings = load_settings(automated.config)
-    _wait(automated, lambda: process.status(endpoint_folder(settings)) is not None, "an endpoint")
+    _wait(automated, lambda: endpoint_status(settings) is not None, "an endpoint")
     _wait(
         automated, lambda: not any(run.status in UNFINISHED for run in _runs(automated)), "the end"
     )

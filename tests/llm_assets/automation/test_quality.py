@@ -22,9 +22,9 @@ from llm_assets.endpoint.base import (
     TIMED_ANSWERS,
     LiveEndpoint,
     Requests,
-    endpoint_folder,
     judged_documents,
 )
+from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.registry.base import LocalRegistry
 from serving import endpoint as process
 from serving.api.dispatcher import Metrics
@@ -49,7 +49,7 @@ class Live:
 @pytest.fixture(scope="module")
 def live(made: Project) -> Iterator[Live]:
     settings = load_settings(made.config)
-    status = process.status(endpoint_folder(settings))
+    status = endpoint_status(settings)
     champion = LocalRegistry(made.folder / "store", "manual").find("champion")
     assert status is not None and champion is not None
     with LiveEndpoint(status) as endpoint:
@@ -167,7 +167,7 @@ def heard(automated: Automated, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @contextmanager
 def in_its_place(automated: Automated, answer: Callable[..., Answer]) -> Iterator[None]:
     """Another server than the endpoint's answers while the block runs."""
-    status = process.status(endpoint_folder(load_settings(automated.project.config)))
+    status = endpoint_status(load_settings(automated.project.config))
     assert status is not None
     server = start_http_server(answer)
     other = status.model_copy(update={"port": server.server_port})
