@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +20,6 @@ from serving.settings import RolloutSettings
 from serving.state import StateFolder
 from tests.faults import stopped
 from tests.serving.conftest import Client, served, start
-from tests.tiny import change_config
 from tests.waiting import WAIT_SECONDS, wait_until
 
 ROLLOUT = RolloutSettings(steps=(0.3, 0.5), step_seconds=0.5, min_requests=20)
@@ -170,30 +168,27 @@ def test_version_that_is_too_slow_for_its_probe_is_taken_back_with_the_reason(
 
 @pytest.mark.fault(
     "endpoint",
-    "rollout of a folder without a model",
-    sees="the missing file, and which version still serves",
+    "rollout of {what}",
+    sees="the missing file or the weight's name, and which version still serves",
     then="the previous version serves",
 )
-def test_folder_without_a_model_leaves_the_version_before(moving: Client, tmp_path: Path) -> None:
-    with pytest.raises(RolloutFailed, match=r"(?s)Version 3 is not served.*Version 1"):
-        move(moving, tmp_path, "3")
-    assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
-
-
-@pytest.mark.fault(
-    "endpoint",
-    "rollout of weights that are not numbers",
-    sees="the weight's name",
-    then="the previous version serves",
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("a folder without a model", r"no config\.json"),
+        ("weights that are not numbers", r"model\.norm\.weight"),
+    ],
 )
-def test_model_of_a_training_that_went_wrong_leaves_the_version_before(
-    moving: Client, tmp_path: Path, tiny_model_folder: Path
+def test_what_cannot_be_loaded_leaves_the_version_before(
+    moving: Client, tmp_path: Path, tiny_model_folder: Path, what: str, named: str
 ) -> None:
-    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"][3] = float("nan")
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(RolloutFailed, match=r"(?s)model\.norm\.weight.*Version 1 still is"):
+    folder = tmp_path
+    if what.startswith("weights"):
+        folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
+        weights = load_file(folder / "model.safetensors")
+        weights["model.norm.weight"][3] = float("nan")
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RolloutFailed, match=f"(?s)Version 3 is not .*{named}.*Version 1 still is"):
         move(moving, folder, "3")
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
 
@@ -258,36 +253,6 @@ def test_what_kills_both_engines_is_not_held_against_the_new_version(
         moved.result()
         move(moving, tiny_model_folder, "1")
     assert {status for status, _ in answers} == {200}
-
-
-# `test_dispatcher.py` has it of the requests themselves.
-@pytest.mark.soak
-@pytest.mark.fault(
-    "endpoint",
-    "rollout on a quiet endpoint, requests beyond the time limit",
-    sees="504",
-    then="the new version is not rolled back",
-)
-def test_requests_that_nothing_answers_take_no_version_back(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    """Three in each step, and no others: all that is known of either version."""
-    place = tmp_path / "endpoint"
-    slow = change_config(tiny_model_folder, tmp_path / "model", max_position_embeddings=4_096)
-    settings: dict[str, Any] = {
-        "max_new_tokens": 4_000,
-        "request_timeout": 1.0,
-        "rollout": RolloutSettings(steps=(0.5,), step_seconds=1.0),
-    }
-    statuses = set()
-
-    def ask() -> None:
-        asked = client.complete(max_tokens=4_000, ignore_eos=True)
-        statuses.add(asked.status_code)
-
-    with served(place, slow, "1", **settings) as client, in_threads(*[ask] * 3):
-        start(place, slow, "2", **settings)
-    assert statuses == {504}
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What a rollout decides, on traffic that is scripted."""
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import monotonic
 
@@ -52,23 +53,36 @@ def run(traffic: Scripted) -> None:
     asyncio.run(roll_out(traffic, SETTINGS, REQUEST_SECONDS, lambda _: None))
 
 
-def test_version_that_fails_as_often_as_it_answers_is_out_however_few_requests_came() -> None:
-    traffic = Scripted(TrafficSample(answered=1, failed=1), TrafficSample(answered=9))
-    with pytest.raises(RolledBack, match="1 of 2"):
+def sample(answered: int = 0, failed: int = 0, **more: int) -> TrafficSample:
+    return TrafficSample(answered=answered, failed=failed, **more)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "fault", "ends"),
+    [
+        # However few requests came.
+        (sample(1, 1), sample(9), None, pytest.raises(RolledBack, match="1 of 2")),
+        (
+            *(sample(60, 40), sample(100), None),
+            pytest.raises(RolledBack, match="40 of 100 requests failed on it, and 0 of 100"),
+        ),
+        (sample(), sample(), ZeroDivisionError("injected"), pytest.raises(ZeroDivisionError)),
+        # One that is still under way at the end is no fault.
+        (sample(waiting=1), sample(9), None, nullcontext()),
+    ],
+    ids=["fails as often as it answers", "evidence", "unforeseen fault", "under way"],
+)
+def test_a_version_ends_with_all_the_traffic_or_with_none(
+    new: TrafficSample,
+    old: TrafficSample,
+    fault: Exception | None,
+    ends: AbstractContextManager[object],
+) -> None:
+    traffic = Scripted(new, old, fault)
+    with ends:
         run(traffic)
-
-
-def test_what_speaks_against_a_version_ends_its_rollout_at_once() -> None:
-    traffic = Scripted(TrafficSample(answered=60, failed=40), TrafficSample(answered=100))
-    with pytest.raises(RolledBack, match="40 of 100 requests failed on it, and 0 of 100"):
-        run(traffic)
-    assert traffic.gone and traffic.share == 0.0
-
-
-def test_one_request_that_is_still_under_way_at_the_end_is_no_fault() -> None:
-    traffic = Scripted(TrafficSample(waiting=1), TrafficSample(answered=9))
-    run(traffic)
-    assert not traffic.gone and traffic.share == 1.0
+    is_out = not isinstance(ends, nullcontext)
+    assert (traffic.gone, traffic.share) == (is_out, float(not is_out))
 
 
 def test_a_rollout_is_given_up_once_another_version_is_wanted() -> None:
@@ -123,10 +137,3 @@ class Undecided(Scripted):
 def test_a_step_waits_for_what_the_old_version_says_to_requests_that_failed() -> None:
     with pytest.raises(RolledBack, match="it answered 0 of 2"):
         run(Undecided())
-
-
-def test_unforeseen_fault_gives_the_old_version_its_traffic_back() -> None:
-    traffic = Scripted(TrafficSample(), TrafficSample(), ZeroDivisionError("injected"))
-    with pytest.raises(ZeroDivisionError):
-        run(traffic)
-    assert traffic.gone and traffic.share == 0.0
