@@ -32,6 +32,7 @@ from artifacts.leases import local_lease
 from artifacts.program.lifetime import Child
 from artifacts.progress import Report
 from artifacts.storage.files import make_private
+from serving.logs import tail
 from serving.settings import listen
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ POLL_SECONDS = 0.2
 PROGRAM_SECONDS = 1.0
 """Time for a new process to execute its program, and so to have an environment."""
 PROGRAM_POLL_SECONDS = 0.001
-LOG_TAIL_LINES = 15
 FAILED = ("backoff", "exited", "fatal")
 MARK = "LLM_ASSETS_SERVICES"
 """Environment variable of every service of a folder, with the folder."""
@@ -298,10 +298,9 @@ def _wait(state: Path, ports: tuple[int, ...], report: Report) -> None:
         for service in services:
             if service.state in FAILED:
                 log = state / f"{service.name}.log"
-                lines = log.read_text(errors="replace").splitlines() if log.exists() else []
                 raise UserError(
                     f"The service {service.name} exited while starting ({service.description}). "
-                    f"The end of its log, {log}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+                    f"The end of its log, {log}:\n{tail(log)}"
                 )
         ready = services and all(service.state == "running" for service in services)
         if ready and all(map(_answers, ports)):

@@ -225,11 +225,9 @@ def _needs_new_server(running: Status, settings: EndpointSettings) -> bool:
     if running.code != code_hash():
         return True
     # Where the variable is not set, nothing speaks against the token that the server has.
-    return os.environ.get(settings.token_variable or "", "") != "" and _refuses_token(running)
-
-
-def _refuses_token(running: Status) -> bool:
-    """Whether the server has another token than the variable now; only the server knows its own."""
+    if not os.environ.get(settings.token_variable or ""):
+        return False
+    # Only the server knows its own, so it is asked with the one that the variable has.
     try:
         with httpx.Client(**running.client_options(), timeout=ASK_SECONDS) as client:
             answer = client.get("/v1/models")

@@ -174,7 +174,7 @@ class Server:
             is_asked: whether somebody may wait for the outcome.
         """
         routes = self._router.routes
-        fits = any(r.share == 1.0 and desired.fits_engine_of(r.engine.desired) for r in routes)
+        fits = any(r.share == 1.0 and desired.engine == r.engine.desired.engine for r in routes)
         try:
             fault = None if fits else await self._roll_out(desired)
         except NoLongerWanted as error:

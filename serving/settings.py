@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import socket
-from ipaddress import IPv6Address
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -18,19 +17,15 @@ QUANTIZED: tuple[Weights, ...] = ("int8", "int4")
 """Formats that hold other weights than were trained; OpenVINO alone has them."""
 
 
-HOST = re.compile(r"[A-Za-z0-9._-]+")
-ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?/?")
-DEFAULT_PORTS = {("http", ":80"), ("https", ":443")}
-"""Which browsers leave out of an origin."""
+# An address of IPv6 has two colons at least, so that a port after any other is not taken for one.
+HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(%\w+)?")
+ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?")
+DEFAULT_PORT = re.compile(r"^(http://.*):80$|^(https://.*):443$")
 
 
 def check_host(host: str) -> str:
     """The address to listen on, if it is one; raises ValueError otherwise."""
-    try:
-        is_host = bool(HOST.fullmatch(host) or IPv6Address(host))
-    except ValueError:
-        is_host = False
-    if not is_host:
+    if not HOST.fullmatch(host):
         raise ValueError(
             "must be a host name or an IP address alone, such as 127.0.0.1; the port is set by "
             "`endpoint.port`"
@@ -40,17 +35,14 @@ def check_host(host: str) -> str:
 
 def as_browsers_send(origin: str) -> str:
     """An origin in the one form in which browsers send it; raises ValueError where none does."""
-    # Pages from files and in sandboxes have this one, all alike.
-    if origin == "null":
-        return origin
-    parts = ORIGIN.fullmatch(origin.lower())
-    if parts is None:
+    sent = DEFAULT_PORT.sub(r"\1\2", origin.lower().removesuffix("/"))
+    # `null` is what pages from files and in sandboxes have, all alike.
+    if not ORIGIN.fullmatch(sent):
         raise ValueError(
             "must be the scheme, host and port of a web page, such as https://page.example, "
             "without a path or a pattern; list each origin"
         )
-    scheme, host, port = parts.groups()
-    return f"{scheme}://{host}{'' if (scheme, port) in DEFAULT_PORTS else port or ''}"
+    return sent
 
 
 class OpenAIEngine(Settings):

@@ -28,8 +28,6 @@ RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
 STEADY_SECONDS = 60.0
 """Of life, after which earlier deaths no longer count."""
 Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
-OF_ENGINES = {"engine", "weights", "threads", "cache_tokens"}
-"""Settings that an engine is started with."""
 State = TypeVar("State", bound=BaseModel)
 
 
@@ -75,10 +73,12 @@ class Desired(OfVersion):
             return self.name
         return self.version if asked.isdecimal() else asked
 
-    def fits_engine_of(self, other: "Desired") -> bool:
-        """Whether an engine that was started for another serves this too."""
-        mine, its = (owner.settings.model_dump(include=OF_ENGINES) for owner in (self, other))
-        return self.is_of(other) and mine == its
+    @property
+    def engine(self) -> tuple[object, ...]:
+        """What an engine is started with, so that one of the same serves this too."""
+        settings = self.settings
+        what = settings.engine, settings.weights, settings.threads, settings.cache_tokens
+        return (self.version, self.fingerprint, *what)
 
 
 class RouteStatus(OfVersion):

@@ -80,11 +80,8 @@ def routes(board: Board) -> list[Route]:
         past = board.record.known("raw_corpus")[1:]
         words = request.query_params.get("search", "").strip()
         if len(words) > MOST_SEARCHED:
-            raise HTTPException(
-                400,
-                f"The search has {len(words):,} characters, and at most {MOST_SEARCHED} are "
-                "searched. Search for a part of it",
-            )
+            fault = f"The search is longer than {MOST_SEARCHED} characters. Search for a part of it"
+            raise HTTPException(400, fault)
         forgotten = read_list(board.store, board.settings.name)
         champion = board.registry.state().find("champion")
         hidden = frozenset(document.id for document in forgotten.active if not document.numbered)
