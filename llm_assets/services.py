@@ -70,6 +70,7 @@ CONTROL_NAME = "control"
 OWNER_NAME = "owner"
 """File beside the socket that names the state folder: a copied folder has the same link."""
 CONFIGURATION_NAME = "supervisord.conf"
+# No daemon: that would leave the process and the session whose number is noted.
 CONFIGURATION = """\
 [unix_http_server]
 file = {socket}
@@ -147,6 +148,7 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
             return
         # Processes that a killed supervisor left behind still hold the ports.
         end_leftovers(state)
+        # Tried here, where the message reaches whoever asked and not only the log of a service.
         for option, number in (("--port", port), ("--board-port", board_port)):
             listen(HOST, number, f"port with {option}").close()
         environment = os.environ | {
@@ -239,6 +241,7 @@ def stop(state: Path) -> bool:
     os.kill(supervisor, signal.SIGTERM)
     # supervisord gives each program STOP_SECONDS to end by itself.
     end = time.monotonic() + STOP_SECONDS + ANSWER_SECONDS
+    # By session and mark, since its number may be that of another process by now.
     while supervisor in find_leftovers(state) and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
     end_leftovers(state)

@@ -71,6 +71,7 @@ def append(path: Path, content: bytes) -> None:
     """Add to a log; where that cannot be, as on a full disk, the content is lost."""
     with suppress(OSError):
         make_room(path)
+        # Opened for each line: another process of this endpoint may have moved the full file away.
         with path.open("ab", buffering=0) as file:
             file.write(content)
 

@@ -193,6 +193,7 @@ def listen(
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        # Connections wait there while an API server that died is started again.
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         # Python adds the address, in brackets, to what the system says.

@@ -124,6 +124,7 @@ class EngineTraffic:
         self._end_watch()
         # First, so that all new requests go to the old versions while its last answers are given.
         await self.set_share(0.0)
+        # A version that failed before its first share has no route.
         if self._route in self._router.routes:
             await self._router.drain(self._route, self._settings.request_timeout)
         await self._new.stop()

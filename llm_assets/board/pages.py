@@ -260,6 +260,7 @@ def sign_in(board: Board) -> list[Route]:
             fault = "This is not the key."
             return page(board, request, "sign_in.html", 403, next=target, fault=fault)
         answer = RedirectResponse(target, 303)
+        # Browsers send a strict cookie with no request that another website makes.
         answer.set_cookie(board.cookie, board.session, httponly=True, samesite="strict")
         return answer
 

@@ -234,6 +234,7 @@ class LiveEndpoint:
     def _bits(self, tokens: list[int]) -> float:
         """Of a stretch of text after its first token."""
         answer = self._ask("POST", "/v1/completions", _scoring(tokens)).json()
+        # Nothing predicts the first token.
         logprobs = answer["choices"][0]["logprobs"]["token_logprobs"][1:]
         return -sum(logprobs) / math.log(2)
 

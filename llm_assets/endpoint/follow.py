@@ -143,6 +143,7 @@ def _find_fallback(state: RegistryState) -> ModelVersion | None:
 
 def _still_wanted(registry: Registry, version: int) -> Callable[[], bool]:
     """Tells whether a version is the wanted one, as of a moment ago."""
+    # The clock may begin at 0 with the machine; the first look asks then, too.
     asked_at, answer = -LOOK_SECONDS, True
 
     def look() -> bool:

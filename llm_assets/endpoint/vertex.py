@@ -401,6 +401,7 @@ class VertexTraffic:
         self._endpoint.settle(seconds)
         endpoint = self._endpoint.read()
         ids = [deployed.id for deployed in endpoint.deployed_models]
+        # What a killed rollout left without traffic serves nobody, and its machines are paid for.
         for deployed_id in ids:
             if deployed_id != self._id and not endpoint.traffic_split.get(deployed_id):
                 self._endpoint.undeploy(deployed_id)

@@ -133,6 +133,8 @@ class Api:
         ServingError."""
         self._admit(request)
         stream = await while_connected(request, self.dispatcher.stream(generation))
+        # These are called in reverse: the journal has what was sent, then the work ends, and only
+        # then another request is admitted in its place.
         request.state.stream = stream
         request.state.ended.callback(stream.work.cancel)
         request.state.ended.callback(
@@ -220,7 +222,8 @@ class Guard:
         """Name, authorize, admit or turn away, time and log a request, to its last piece."""
         dispatcher, request = self._api.dispatcher, Request(scope)
         metrics, settings = dispatcher.metrics, dispatcher.settings
-        # A client's own id comes first, but need not be unique.
+        # A client's own id comes first, but need not be unique, and may be long: it goes into the
+        # log, the journal and a header.
         client_id = request.headers.get("x-request-id", "")[:64]
         name = f"{client_id}-{uuid.uuid4().hex[:12]}" if client_id else uuid.uuid4().hex
         request.state.id, request.state.ended = name, ExitStack()
@@ -288,6 +291,7 @@ def build_app(
         middleware=[Middleware(OriginMiddleware, dispatcher)],
         exception_handlers=dict.fromkeys([ServingError, HTTPException, Exception], answer_error),
     )
+    # Starlette would answer a path with a slash too many by a redirect to the Host that was sent.
     app.router.redirect_slashes = False
     return app
 
@@ -321,6 +325,7 @@ class OriginMiddleware(CORSMiddleware):
         try:
             check_origin(Request(scope), self._dispatcher.settings)
         except ServingError as error:
+            # Starlette calls the handler of such an error inside of middleware alone.
             await error.response()(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

@@ -79,6 +79,7 @@ class Metrics:
 
     def render(self, routes: Sequence[RouteStatus]) -> str:
         """The exposition text; routes are those of now, several of which may be of one version."""
+        # Restarts are told as a sum, and a counter can only be added to: each begins again.
         for family in (self._ready, self._share, self._restarts):
             family.clear()
         # Of two routes of one version, a ready one comes last and decides.
@@ -341,6 +342,7 @@ class Dispatcher:
         except asyncio.CancelledError:
             work.cancel()
             raise
+        # It ended without a first piece, and raises why.
         if not beginning.done():
             await work
         return Stream(beginning.result(), pieces, work)

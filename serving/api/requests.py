@@ -32,6 +32,8 @@ from serving.errors import ServingError, invalid
 from serving.settings import EndpointSettings
 from serving.state import Desired
 
+# OpenAI's own bounds are kept where there are any: four stop strings, log-probabilities of five
+# tokens in completions and of twenty in chats, a temperature of 2, seeds of 64 bits.
 MAX_INSTANCES = 32
 MAX_STOPS = 4
 MAX_CHOICES = 8

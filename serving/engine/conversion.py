@@ -49,6 +49,7 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model = read_weights(folder, AutoModelForCausalLM, dtype=torch.float32)
+    # Rounded before all else, so that what is converted is compared with what it is made of.
     if weights == "bf16":
         for weight in model.parameters():
             weight.data = weight.data.bfloat16().float()
@@ -274,6 +275,7 @@ def _quantize(model: ov.Model, weights: Weights) -> None:
 def _compare(model: Any, converted: Path) -> None:
     """Raise Unsupported where the converted model does not say what the model says."""
     config = model.config.get_text_config(decoder=True)
+    # The same tokens each time: what this finds is kept, and must not be a matter of chance.
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (PROBE_TOKENS,), generator=generator)
     logits = model(tokens[None], use_cache=False).logits[0, :-1].float()

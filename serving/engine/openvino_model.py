@@ -84,6 +84,7 @@ class OpenVinoModel(served_model.ServedModel):
         )
         self._scorer = PromptScorer(converted, settings.weights, settings.threads)
         self._file = (converted / MODEL_NAME).with_suffix(".bin").resolve()
+        # One thread, since the scorer has one state, which each prompt begins anew.
         self._reader = ThreadPoolExecutor(1, "scores")
         self._numbers = itertools.count()
         self._jobs: set[_RunningRequest] = set()
@@ -161,6 +162,7 @@ class OpenVinoModel(served_model.ServedModel):
                 turned.wait(WAIT_SECONDS)
 
     def _hand_out(self) -> None:
+        # A copy, made in one go: the event loop adds to them meanwhile.
         for job in list(self._jobs):
             if job.left:
                 job.handle.cancel()

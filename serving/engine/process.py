@@ -93,6 +93,7 @@ class EngineProcess:
     async def stop(self) -> None:
         """End the child."""
         if self._keeper:
+            # First, or it would take the end for a death and start another engine.
             self._keeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._keeper
@@ -238,6 +239,7 @@ class EngineProcess:
     async def _end(self) -> int:
         """End the child, if it has not ended; returns its exit code."""
         self.ready.clear()
+        # Most engines need no signal: one whose channel has ended ends by itself.
         if self._channel:
             self._channel.close()
         return await asyncio.to_thread(self._child.end, STOP_SECONDS) if self._child else 0

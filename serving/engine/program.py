@@ -34,6 +34,7 @@ from serving.settings import QUANTIZED, EndpointSettings, OpenAIEngine
 CONVERTED_VARIABLE = "MODEL_CONVERTED"
 REFUSAL_NAME = "unsupported.txt"
 """In place of a converted model: why there is none, lest every start try again."""
+# Of which another release may convert a model otherwise, so their versions are in its key.
 LIBRARIES = (
     *("nncf", "openvino", "openvino-genai", "safetensors"),
     *("tokenizers", "torch", "transformers"),

@@ -159,6 +159,7 @@ class Channel:
                 reply = Reply.model_validate_json(line)
                 if reply.chunk.error is None:
                     self.heard = monotonic()
+                # Pieces may still come of a call that was given up, which nobody waits for.
                 if replies := self._replies.get(reply.number):
                     replies.put_nowait(reply.chunk)
         except OSError:

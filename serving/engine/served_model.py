@@ -33,12 +33,14 @@ from serving.engine import protocol
 from serving.engine.protocol import Chunk, GenerateRequest, LikelyToken, Refused, TokenScore
 
 BROKEN_EXIT_CODE = 70
+# UTF-8 has four bytes at most for one, and no token is less than a byte.
 CHARACTER_TOKENS = 4
 """The most that one character is spread over."""
 SHORT_BYTES = 4_096
 """Calls up to this size are encoded at once, which is done before a thread would have started."""
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_NAME = "chat.json"
+# Tokenizers of bytes write each as a letter that can be printed.
 BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
 
 
@@ -140,6 +142,7 @@ class Job:
     left: bool = False
     """Whether nobody takes any more steps."""
     outputs: asyncio.Queue[Step | str] = field(default_factory=asyncio.Queue)
+    # Of whoever makes the job: the threads that call `put` have none.
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def put(self, output: Step | str) -> None:
@@ -303,6 +306,7 @@ class ChatEncoder:
     def __init__(self, tokenizer: ServedTokenizer) -> None:
         self._backend, self._template = tokenizer.backend, tokenizer.chat
         self._plain: Tokenizer = Tokenizer.from_str(self._backend.to_str())
+        # The name says the opposite: with it, special tokens in a text are encoded as its letters.
         self._plain.encode_special_tokens = True
         self._control = {
             number
@@ -338,6 +342,7 @@ class ChatEncoder:
 
     def _marked(self, contents: list[str], mark: str) -> Iterator[str]:
         """Each content with a mark before and after each control token."""
+        # Not `encode_batch_fast`, which tells no offsets.
         encoded = self._backend.encode_batch(contents, add_special_tokens=False)
         for content, encoding in zip(contents, encoded, strict=True):
             pieces, position = [], 0
@@ -399,6 +404,7 @@ class AnswerText:
         while len(scored) > len(step.tokens):
             self._scores.append(self._token_texts.score(scored.popleft()))
         for token in step.tokens:
+            # What a step wrote after the stop string is neither shown nor counted.
             if self._stops.hit:
                 break
             self._shown += self._stops.add(self._text_of(token))
@@ -451,6 +457,8 @@ class TokenTexts:
             text = fits[0] if fits else ""
             if not self._prompt_tokens:
                 text = self._prompt
+                # A prompt of tokens may end within a character, which the answer does not go on
+                # with.
                 self._characters.reset()
             self._prompt = self._prompt[len(text) :]
         likely, names = [], {text}
