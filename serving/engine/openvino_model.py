@@ -84,7 +84,7 @@ class OpenVinoModel(served_model.ServedModel):
         )
         self._scorer = PromptScorer(converted, settings.weights, settings.threads)
         self._file = (converted / MODEL_NAME).with_suffix(".bin").resolve()
-        # One thread, since the scorer has one state, which each prompt begins anew.
+        # One thread, since the scorer has one state, which each prompt clears first.
         self._reader = ThreadPoolExecutor(1, "scores")
         self._numbers = itertools.count()
         self._jobs: set[_RunningRequest] = set()
