@@ -106,7 +106,6 @@ class TrainingRunnerSettings(Settings):
     `config/google_cloud.yaml` applies instead."""
 
 
-NAME = r"^[a-z][a-z0-9_]*$"
 EXAM_FIGURES = "exam_"
 """Prefix of an exam's metrics."""
 LONGEST_NAME = 63
@@ -131,6 +130,16 @@ def name_from(text: str, otherwise: str) -> str:
     return name[:LONGEST_NAME].rstrip("_")
 
 
+def check_name(name: str) -> str:
+    """A pipeline's name, if it is one; raises ValueError otherwise."""
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or len(name) > LONGEST_NAME:
+        raise ValueError(
+            f"a pipeline's name is at most {LONGEST_NAME} lowercase letters, digits and "
+            f"underscores, and begins with a letter, such as {name_from(name, 'text')!r}"
+        )
+    return name
+
+
 OWNER = re.compile(r"\b[\w.%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,7}\b|team:.+", re.ASCII)
 """What Dagster accepts as an owner."""
 
@@ -147,7 +156,7 @@ Owner = Annotated[str, AfterValidator(_check_owner)]
 class PipelineSettings(Settings):
     """All settings of a pipeline file."""
 
-    name: str = Field(pattern=NAME, max_length=LONGEST_NAME)
+    name: Annotated[str, AfterValidator(check_name)]
     """The pipeline's name: at most 63 lowercase letters, digits and underscores; with `platform:
     google_cloud`, no underscore at the end."""
     description: str = ""

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from artifacts.settings import EnvironmentVariable, Settings
+from artifacts.storage.files import LocalPath
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY, _TIME = "|".join(DAYS), r"(?:[01]\d|2[0-3]):[0-5]\d|24:00"
@@ -14,31 +15,45 @@ WINDOW = re.compile(
     rf"(?:(?P<first>{_DAY})(?:-(?P<last>{_DAY}))? )?(?P<start>{_TIME})-(?P<end>{_TIME})"
 )
 
+_DAY_OF_MONTH, _WEEKDAY = r"0?[1-9]|[12]\d|3[01]", rf"[0-7]|{_DAY}"
+_NTH = rf"(?:{_WEEKDAY})#[1-5]"
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def _cron_field(value: str, item: str = "(?!)", whole: str = "(?!)") -> re.Pattern[str]:
+    """Lists of values, ranges and steps; also of another item, or another text as a whole."""
+    part = rf"(?:(?:\*|(?:{value})(?:-(?:{value}))?)(?:/\d*[1-9]\d*)?|{item})"
+    return re.compile(rf"{part}(?:,{part})*|{whole}")
+
+
+# Of what a cron expression may be elsewhere, only what Dagster takes: it refuses `l` in ranges and
+# steps, and `?`, the last Friday (`l5`) or the second (`5#2`) beside days of another kind.
 CRON_FIELDS = (
-    r"[0-5]?\d",
-    r"[01]?\d|2[0-3]",
-    r"0?[1-9]|[12]\d|3[01]|l|\?",
-    r"0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec",
-    rf"(?:[0-7]|{'|'.join(DAYS)})(?:#[1-5])?|l[0-7]|\?",
+    _cron_field(r"[0-5]?\d"),
+    _cron_field(r"[01]?\d|2[0-3]"),
+    _cron_field(_DAY_OF_MONTH, item="l", whole=r"\?"),
+    _cron_field(rf"0?[1-9]|1[0-2]|{'|'.join(_MONTHS)}"),
+    _cron_field(_WEEKDAY, whole=rf"\?|l[0-7](?:,l[0-7])*|{_NTH}(?:,{_NTH})*"),
 )
-"""One value of each field: minute, hour, day of the month, month, day of the week."""
+"""Minute, hour, day of the month, month, day of the week."""
 CRON_NAME = re.compile("@(?:hourly|midnight|daily|weekly|monthly|yearly|annually)")
+NO_DAY = re.compile(r"3[01] (?:0?2|feb)|31 (?:0?[469]|11|apr|jun|sep|nov)")
+"""Day and month of a date that does not exist."""
 
 
 def _check_cron(text: str) -> str:
     """The expression, if it is valid; Dagster would refuse it only when it loads the graph."""
     fields = text.lower().split()
-    values = zip(fields, CRON_FIELDS, strict=False)
     is_cron = len(fields) == len(CRON_FIELDS) and all(
-        re.fullmatch(rf"(?:\*|(?:{pattern})(?:-(?:{pattern}))?)(?:/\d*[1-9]\d*)?", part)
-        for field, pattern in values
-        for part in field.split(",")
+        form.fullmatch(field) for form, field in zip(CRON_FIELDS, fields, strict=True)
     )
-    if not is_cron and not CRON_NAME.fullmatch(text.strip().lower()):
+    if not is_cron and not CRON_NAME.fullmatch(text.lower()):
         raise ValueError(
             "is not a cron expression; write minute, hour, day of the month, month and day of the "
             "week, such as `0 3 * * 1` for Mondays at 3:00"
         )
+    if NO_DAY.fullmatch(" ".join(fields[2:4])):
+        raise ValueError("names a day that no year has; for the last of a month, write `L`")
     return text
 
 
@@ -170,8 +185,14 @@ class AutomationSettings(Settings):
         return min(limits, default=None)
 
 
-EmailAddress = Annotated[str, Field(pattern=r"^[^\r\n]+@[^\r\n]+$")]
-"""In one line, as a message's head has it."""
+def _check_email_address(address: str) -> str:
+    # In one line, as a message's head has it.
+    if not re.fullmatch(r"[^\r\n]+@[^\r\n]+", address):
+        raise ValueError("must be an e-mail address in one line, such as team@example.com")
+    return address
+
+
+EmailAddress = Annotated[str, AfterValidator(_check_email_address)]
 
 
 class EmailSettings(Settings):
@@ -235,7 +256,7 @@ class RetentionSettings(Settings):
 class ForgettingSettings(Settings):
     """How `llm-assets forget` signs its certificates, and how long withdrawn weights are kept."""
 
-    signing_key: str = ".llm_assets/forgetting.pem"
+    signing_key: LocalPath = ".llm_assets/forgetting.pem"
     """File with the ed25519 key, in PEM format, that signs certificates. If it does not exist, it
     is created, and so is a file with the public key, with the extension `.pub`."""
     grace_days: float = Field(default=7, ge=0)

@@ -12,6 +12,7 @@ else was faster.
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
 import sys
@@ -109,14 +110,19 @@ def check_place(url: str) -> str:
 
 
 def check_local_path(path: str) -> str:
-    """The path, if it is one; raises ValueError, without the rest of it, where it is a URL."""
+    """The path, with `~` as the home folder; raises ValueError, without the rest of it, for a
+    URL."""
     scheme, sign, _ = path.partition("://")
     if sign:
         raise ValueError(
             f"a local path is expected, not {shown_in_line(scheme)}://; copy it to this machine"
         )
     _need_name(path)
-    return path
+    return os.path.expanduser(path)
+
+
+_VARIABLE = re.compile(r"\$\{\w+\}|(?:(?<=/)|^)\$[A-Za-z_]\w*(?=/|$)")
+"""A shell's variable; Windows names folders such as `$RECYCLE.BIN`."""
 
 
 def _need_name(path: str) -> None:
@@ -125,6 +131,17 @@ def _need_name(path: str) -> None:
         raise ValueError("the path is empty; for the current folder, write a dot")
     if "\0" in path:
         raise ValueError("the character NUL has no place in a path; take it out")
+    # No shell reads settings, so a folder of this very name would be made.
+    if variable := _VARIABLE.search(path):
+        raise ValueError(
+            f"{variable[0]} is not filled in here; write its value, or for your home folder ~/"
+        )
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        user, _, _ = path[1:].partition("/")
+        raise ValueError(
+            f"this machine has no user {shown_in_line(user)!r}; your own home folder is ~/, and a "
+            "name that begins with this sign follows ./"
+        )
 
 
 Place = Annotated[str, AfterValidator(check_place)]

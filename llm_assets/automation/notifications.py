@@ -7,6 +7,7 @@ import json
 import os
 import smtplib
 import ssl
+from base64 import b64encode
 from collections.abc import Callable
 from email.message import EmailMessage
 from functools import partial
@@ -30,6 +31,8 @@ MOST_READ = 100
 """Of the newest events of an asset."""
 SECONDS = 10.0
 ENCRYPTED, STARTTLS = 465, 587
+AUTHENTICATED = 235
+"""A mail server's answer to a name and password that it accepts (RFC 4954)."""
 
 
 def build_notifications(settings: PipelineSettings) -> list[dg.SensorDefinition]:
@@ -245,18 +248,25 @@ def _mail(settings: EmailSettings, text: str) -> None:
                 server.starttls(context=context)
             if settings.password_variable:
                 password = _secret(settings.password_variable, "notifications.email")
-                if not password.isascii():
-                    raise UserError(
-                        f"The password in {settings.password_variable} has characters beyond "
-                        "ASCII, which Python cannot log in with. Choose another one."
-                    )
-                server.login(settings.sender, password)
+                _log_in(server, settings.sender, password)
             server.send_message(message)
     except (OSError, UnicodeError, smtplib.SMTPException) as error:
         raise UserError(
             f"The mail server {settings.host}:{settings.port} did not accept the message "
             f"({error}). Check `notifications.email`."
         ) from error
+
+
+def _log_in(server: smtplib.SMTP, user: str, password: str) -> None:
+    if f"{user}{password}".isascii():
+        server.login(user, password)
+        return
+    # `login` encodes both in ASCII; this way of logging in is defined in UTF-8 (RFC 4616).
+    server.ehlo_or_helo_if_needed()
+    name_and_password = b64encode(f"\0{user}\0{password}".encode()).decode()
+    code, answer = server.docmd("AUTH", f"PLAIN {name_and_password}")
+    if code != AUTHENTICATED:
+        raise smtplib.SMTPAuthenticationError(code, answer)
 
 
 def _secret(variable: str, key: str) -> str:

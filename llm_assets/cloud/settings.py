@@ -4,7 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -424,7 +424,7 @@ class CostSettings(Settings):
     monthly_limit: float | None = Field(default=None, gt=0)
     """Dollars that all jobs may cost together in a calendar month (UTC). The endpoint is not
     included; set a budget alert for it."""
-    prices: dict[str, float] = Field(default_factory=dict)
+    prices: dict[str, Annotated[float, Field(gt=0, le=100_000)]] = Field(default_factory=dict)
     """Your own prices, in dollars per hour, for machine types with their accelerators; `dcu` is
     Dataproc's compute unit. With a limit, machine types that the built-in list does not have must
     be priced here."""

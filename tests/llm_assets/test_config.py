@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dagster import ScheduleDefinition
 
 from artifacts.errors import UserError
 from llm_assets.config import changed_settings, config_path, load_settings
@@ -82,9 +83,13 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ("raw_corpus: {sources: [manuals]}", r"sources.0: must be a mapping of keys \(in YAML"),
         (source("path: ''"), "path: the path is empty; for the current folder, write a dot"),
         ("store: ' '", "store: the path is empty"),
+        ("store: ${HOME}/store", r"store: \$\{HOME\} is not filled in here; write its value, or"),
+        ("store: gs://$BUCKET/store", r"store: \$BUCKET is not filled in here"),
+        ("store: ~absent/store", "store: this machine has no user 'absent'; your own home .* ~/"),
+        ("base_model: {folder: $MODELS}", r"base_model\.folder: \$MODELS is not filled in here"),
         (
             "name: Manuals",
-            r"name: must match .*\(got 'Manuals'\)\. .* lowercase letters, digits and",
+            r"name: a pipeline's name is at most 63 .*, such as 'manuals' \(got 'Manuals'",
         ),
         (source("text_template: [3]"), r"sources\.0\.text_template\.0: must be a valid string"),
         (source("text_column: 2024-05-17"), r"YAML reads digits as a number or a date: put a text"),
@@ -102,7 +107,7 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ("platform: google_cloud", r"jobs on Google Cloud cannot read `store`.*gs://BUCKET/PREFIX"),
         ("training: {runner: google_batch}", "jobs on Google Cloud cannot read `store`"),
         ("platform: google_cloud\nname: docs_", "'docs_', which may not end with an underscore"),
-        (f"name: {'a' * 64}", "name: .* at most 63 characters"),
+        (f"name: {'a' * 64}", "name: .* at most 63 lowercase letters"),
         ("checkpoint: {placement: {device: [tpu]}}", "placement.device.name: nothing of this name"),
         (
             "model_version: {gate: {metric: exam}}",
@@ -200,6 +205,16 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ("retrain_cron: every monday", "retrain_cron: is not a cron expression; .*'every monday'"),
         ("automation: {observe_cron: 0 3 * *}", "automation.observe_cron: is not a cron"),
         ("retention: {cron: 60 3 * * 1}", "retention.cron: is not a cron expression"),
+        ("retrain_cron: '@every 5m'", "retrain_cron: is not a cron expression"),
+        ("retrain_cron: 0 3 * * * 1", "retrain_cron: is not a cron expression"),
+        ("retrain_cron: 0 3 l/2 * *", "retrain_cron: is not a cron expression"),
+        ("retrain_cron: 0 3 * * 1#2-3", "retrain_cron: is not a cron expression"),
+        ("retrain_cron: 0 3 * * '1,l2'", "retrain_cron: is not a cron expression"),
+        ("retrain_cron: 0 3 30 feb *", "retrain_cron: names a day that no year has"),
+        (
+            "notifications: {email: {host: h, sender: team, to: [a@b.c]}}",
+            r"email\.sender: must be an e-mail address in one line, such as team@example.com",
+        ),
         ("description: no", r"\(got False\)\. YAML reads .* in quotes"),
         ("platform: on", r"\(got True\)\. YAML reads .* in quotes"),
         (
@@ -218,6 +233,20 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: s
     with pytest.raises(UserError, match=message):
         content = yaml.safe_load(MINIMAL) | yaml.safe_load(addition)
         load_settings(write(tmp_path, yaml.safe_dump(content)))
+
+
+@pytest.mark.parametrize("expression", ["@daily", "0 3 L * MON-FRI", "0 3 * * 5#2", "0 3 * * l5"])
+def test_a_cron_expression_that_is_accepted_is_one_that_dagster_takes(
+    tmp_path: Path, expression: str
+) -> None:
+    settings = load_settings(write(tmp_path, f"{MINIMAL}retrain_cron: '{expression}'"))
+    assert ScheduleDefinition(cron_schedule=settings.retrain_cron, job_name="retrain")
+
+
+def test_a_local_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    text = MINIMAL.replace("folder: model", "folder: ~/model")
+    assert load_settings(write(tmp_path, text)).base_model.folder == "/home/ada/model"
 
 
 @pytest.mark.parametrize("said", ["off", "'off'"])

@@ -1,7 +1,6 @@
 """`llm-assets init FOLDER`: a pipeline file for a folder of text, and the files of a project."""
 
 import os
-import re
 import shlex
 from collections import Counter
 from contextlib import suppress
@@ -12,8 +11,9 @@ from typing import Any
 import yaml
 
 from artifacts.errors import UserError, shown_in_line
+from artifacts.progress import counted
 from llm_assets.cli.pipeline.columns import plan_columns
-from llm_assets.config import LONGEST_NAME, NAME, PipelineSettings, name_from
+from llm_assets.config import PipelineSettings, check_name, name_from
 from llm_assets.operation_settings import WHOLE_TEXT
 from llm_assets.preflight.check import (
     LOOK_SECONDS,
@@ -113,11 +113,10 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     """The pipeline's name and file; raises UserError where there cannot be such ones."""
     if name is None:
         name = name_from(folder.resolve().name, "text")
-    elif not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
-        raise UserError(
-            f"--name {shown_in_line(name)!r}: a pipeline's name is at most {LONGEST_NAME} "
-            "lowercase letters, digits and underscores, and begins with a letter."
-        )
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise UserError(f"--name {shown_in_line(name)!r}: {error}.") from None
     path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
     if path.name in OTHER_FILES:
         raise UserError(f"{path} is a file of another kind. Choose another path with --output.")
@@ -154,7 +153,7 @@ def _plan_source(folder: Path) -> tuple[dict[str, Any], list[str]]:
         )
     sizes = [file.size for file in listing.files if file.format.name in formats]
     summary = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
-    notes.insert(0, f"{len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB: {summary}")
+    notes.insert(0, f"{counted(len(sizes), 'file')}, {sum(sizes) / 1e6:,.1f} MB: {summary}")
     return {**values, "formats": formats, **columns, "on_bad_file": "quarantine"}, notes
 
 
@@ -234,7 +233,7 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
     run_seconds = seconds + OTHER_SECONDS
-    training = f"{steps} steps of training (`checkpoint.budget.steps`)"
+    training = f"{counted(steps, 'step')} of training (`checkpoint.budget.steps`)"
     share = steps * TOKENS_PER_STEP * (1 - REPLAY_SHARE) / max(1.0, text.tokens)
     if share < WHOLE_TEXT:
         training += f" read about {share:.1%} of the text, automatic runs the rest "

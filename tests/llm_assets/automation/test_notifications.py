@@ -4,6 +4,7 @@ import json
 import socketserver
 import ssl
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -37,6 +38,8 @@ from tests.stand_ins.http_server import Answer, start_http_server
 from tests.stand_ins.identity import make_certificates
 
 VARIABLE = "TEST_WEBHOOK"
+RIGHT = "\0a@example.org\0schlüssel"
+"""What the mail server takes: a user and a password with a letter beyond ASCII."""
 
 
 @pytest.fixture
@@ -85,6 +88,9 @@ def mailbox() -> Iterator[tuple[socketserver.ThreadingTCPServer, list[str]]]:
                     continue
                 in_message = line.upper() == "DATA"
                 answer = {"DATA": b"354 go on", "QUIT": b"221 bye"}.get(line.upper(), b"250 yes")
+                if line.startswith("AUTH"):
+                    is_right = b64decode(line.split()[-1]).decode() == RIGHT
+                    answer = b"235 welcome" if is_right else b"535 wrong password"
                 self.wfile.write(answer + b"\r\n")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
@@ -297,18 +303,23 @@ def test_a_mistyped_mail_server_is_named() -> None:
         send(NotificationSettings(email=EmailSettings.model_validate(email)), "told", print)
 
 
-def test_a_password_that_cannot_be_sent_is_no_reason_to_tell_the_webhook_again(
+def test_a_wrong_password_is_no_reason_to_tell_the_webhook_again_and_any_right_one_is_taken(
     mailbox: tuple[socketserver.ThreadingTCPServer, list[str]],
     webhook: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("MAIL_PASSWORD", "schlüssel")
-    email = mail_settings(mailbox[0]).email
+    server, lines = mailbox
+    email = mail_settings(server).email
     assert email is not None
     guarded = email.model_copy(update={"password_variable": "MAIL_PASSWORD"})
+    both = NotificationSettings(webhook_variable=VARIABLE, email=guarded)
     faults: list[str] = []
-    send(NotificationSettings(webhook_variable=VARIABLE, email=guarded), "told", faults.append)
-    assert webhook == ["told"] and "MAIL_PASSWORD has characters beyond ASCII" in faults[0]
+    monkeypatch.setenv("MAIL_PASSWORD", "schloß")
+    send(both, "told", faults.append)
+    assert webhook == ["told"] and "wrong password" in faults[0] and "From" not in str(lines)
+    monkeypatch.setenv("MAIL_PASSWORD", RIGHT.split("\0")[-1])
+    send(both, "told", faults.append)
+    assert len(faults) == 1 and "Subject: told" in lines
 
 
 def test_nothing_is_sent_to_a_mail_server_whose_certificate_nobody_vouches_for(
