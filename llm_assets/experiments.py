@@ -83,7 +83,7 @@ def _shown(value: Any) -> str:
     """The value as `parse_changes` reads it back."""
     try:
         is_plain = isinstance(value, str) and yaml.safe_load(f"[{value}]") == [value]
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         is_plain = False
     return str(value) if is_plain else json.dumps(value)
 
@@ -107,11 +107,11 @@ def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
         try:
             changes[key] = yaml.safe_load(f"[{values}]")
             json.dumps(changes[key])
-        except (yaml.YAMLError, ValueError, TypeError) as error:
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
             # YAML raises ValueError for a date that does not exist; JSON raises TypeError for one
-            # that does.
+            # that does. Both give up on brackets within brackets without end.
             raise UserError(
-                f"{key}: {values!r} is no list of values such as 1,2,3. A date is a text in "
+                f"{key}: {values[:200]!r} is no list of values such as 1,2,3. A date is a text in "
                 f"""quotes: {key}='"2024-01-31"'."""
             ) from error
     return changes

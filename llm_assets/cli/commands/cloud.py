@@ -70,6 +70,13 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
       llm-assets check --smoke --nodes 2      also tests the network between two machines
     """
     settings = load_settings(config_path())
+    if not smoke and (nodes > 1 or yes):
+        raise click.UsageError("--nodes and --yes say how --smoke runs its jobs: add --smoke.")
+    if smoke and not settings.uses_cloud:
+        raise click.UsageError(
+            "--smoke runs jobs on Google Cloud, and nothing of this pipeline runs there: leave it "
+            "out."
+        )
     output: dict[str, Any] = {}
     faults: list[UserError] = []
     # What runs here is checked first, since that costs nothing.

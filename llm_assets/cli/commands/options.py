@@ -39,6 +39,13 @@ def _check_line(_: click.Context, __: click.Parameter, value: str) -> str:
     return value
 
 
+def refuse_together(**given: Any) -> None:
+    """Raise UsageError where more than one of these options is given: only one would count."""
+    names = [f"--{name}" for name, value in given.items() if value not in (None, False)]
+    if len(names) > 1:
+        raise click.UsageError(f"{' and '.join(names)} exclude each other: give one of them.")
+
+
 def read_text(path: Path) -> str:
     """The text of a file that was named; raises UserError where it cannot be read as text."""
     try:

@@ -14,6 +14,7 @@ from llm_assets.cli.commands.options import (
     name_option,
     read_text,
     reason_option,
+    refuse_together,
 )
 from llm_assets.cli.session import open_session
 
@@ -87,6 +88,7 @@ def forget(
     from llm_assets.cli.text import forget as forgetting
     from llm_assets.cli.text.forget_plan import find_documents
 
+    refuse_together(undo=is_undone, similar=similar)
     session, decision = open_session(), forgetting.ForgetDecision(by=name, reason=reason)
     lines = read_text(path).splitlines() if path else []
     documents = find_documents(session, [*identifiers, *lines], source)
@@ -99,7 +101,9 @@ def forget(
 @click.command()
 @click.option("--request", help="X-Request-Id, or id, of an answer from the local endpoint.")
 @click.option("--text", type=UTF8, help="The answer.")
-@click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
+@click.option(
+    "--file", "path", type=click.Path(path_type=Path), help="A file with the answer, not --text."
+)
 @click.option(
     "--version",
     type=int,
@@ -129,6 +133,9 @@ def trace(
 
     if request is None and text is None and path is None:
         raise UserError("Name what to trace: --request ID, --text TEXT or --file PATH.")
+    refuse_together(text=text, file=path)
+    # The answer on record names its version.
+    refuse_together(request=request, version=version)
     answer = read_text(path) if path else text
     session = open_session()
     folder, journal = endpoint_folder(session.settings), session.settings.endpoint.journal

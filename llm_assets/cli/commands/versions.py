@@ -14,6 +14,7 @@ from llm_assets.cli.commands.options import (
     json_option,
     name_option,
     reason_option,
+    refuse_together,
     version_argument,
 )
 from llm_assets.cli.session import Session, open_session
@@ -36,6 +37,7 @@ def versions(as_json: bool, table: bool) -> None:
     from llm_assets.cli.versions import list_versions, versions_as_json
     from llm_assets.registry.card import compare_figures
 
+    refuse_together(json=as_json, table=table)
     session = open_session()
     if as_json:
         click.echo(json.dumps(versions_as_json(session), indent=2))

@@ -275,6 +275,24 @@ def test_bytes_of_another_encoding_are_told_as_such(command: str) -> None:
     assert ended.exit_code == 2 and "is not UTF-8. Set the terminal to UTF-8" in ended.output
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("trace --text a --file b", "--text and --file exclude each other"),
+        ("trace --request a --version 1", "--request and --version exclude each other"),
+        ("forget a --reason b --undo --similar keep", "--undo and --similar exclude each other"),
+        ("versions --json --table", "--json and --table exclude each other"),
+        ("check --nodes 2", "add --smoke"),
+        ("check --smoke", "nothing of this pipeline runs there"),
+    ],
+)
+def test_an_option_that_would_not_count_is_refused(
+    project: Project, command: str, told: str
+) -> None:
+    ended = type_in(project, *command.split())
+    assert ended.exit_code == 2 and told in " ".join(ended.output.split())
+
+
 def test_who_has_no_name_on_this_machine_is_asked_for_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -69,6 +69,7 @@ def test_what_cannot_be_tried_is_named(
         ([f"{RATE}=[1"], "is no list of values"),
         (["a=2024-01-31"], "A date is a text in quotes"),
         (["a=2024-13-31"], "is no list of values"),
+        ([f"a={'[' * 5_000}"], r"a: '\[+' is no list of values"),
     ],
 )
 def test_what_is_no_assignment_is_named(typed: list[str], told: str) -> None:
