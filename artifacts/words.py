@@ -10,6 +10,7 @@ on them, so a word may end within what spaces part.
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 UNSPACED = {
@@ -86,9 +87,26 @@ def holds(text: str, value: str, edge: str = _LETTER) -> bool:
         edge: what may not stand before or after it, as a pattern of one character; it may where
             the script has no spaces.
     """
+    return may_hold(text, value) and _phrase(value, edge).search(text) is not None
+
+
+def may_hold(text: str, value: str) -> bool:
+    """Whether a text has all that a value is made of: if not, no part of it holds the value. That
+    is asked much sooner than `holds` finds a pattern."""
+    pieces = _pieces(value)
+    return bool(pieces) and all(piece in text for piece in pieces)
+
+
+# A table of facts is looked for in every document: what a value is made of is found once.
+@lru_cache(maxsize=10_000)
+def _pieces(value: str) -> list[str]:
+    """The longest first, since it is in the fewest texts."""
+    return sorted(_PIECE.findall(value), key=len, reverse=True)
+
+
+@lru_cache(maxsize=10_000)
+def _phrase(value: str, edge: str) -> re.Pattern[str]:
     pieces = list(_PIECE.finditer(value))
-    if not pieces or any(piece[0] not in text for piece in pieces):
-        return False  # As mostly, and much sooner than by a pattern.
     phrase = re.escape(pieces[0][0])
     for last, piece in pairwise(pieces):
         phrase += (r"\s+" if last.end() < piece.start() else r"\s*") + re.escape(piece[0])
@@ -98,7 +116,7 @@ def holds(text: str, value: str, edge: str = _LETTER) -> bool:
         before = f"(?<!{edge}){before}"
     if not _CHARACTER.match(pieces[-1][0]):
         after = f"(?!{edge}){after}"
-    return re.search(before + phrase + after, text) is not None
+    return re.compile(before + phrase + after)
 
 
 def continue_with(text: str, value: str) -> str:

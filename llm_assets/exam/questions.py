@@ -10,17 +10,18 @@ end: how two models answered, paired by question.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact
-from artifacts.words import SEARCH_TERMS, continue_with, holds, split_passages
+from artifacts.words import SEARCH_TERMS, continue_with, holds, may_hold, split_passages
 from llm_assets.exam.settings import ExamSettings
 from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, QUESTIONS_NAME, read_questions
 from recipes.evaluation.settings import TASK_SCORES_NAME
@@ -61,9 +62,8 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
     for relation in dict.fromkeys(fact.relation for fact in (*facts, *placebo)):
         if relation not in forms or not forms[relation].asked:
             raise UserError(f"{settings.forms}: nothing under `asked` for {relation}.")
-    passages = list(_passages(clean_corpus, settings.passage_words))
-    telling = {fact: _telling(fact, passages) for fact in facts}
-    stated_facts = [fact for fact in facts if telling[fact]]
+    passages, telling = _find_stated([*facts, *placebo], clean_corpus, settings.passage_words)
+    stated_facts = [fact for fact in facts if fact in telling]
     if not stated_facts:
         raise UserError(
             f"{settings.facts}: no training document states any of its {len(facts)} facts: none "
@@ -77,7 +77,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is in {settings.facts} "
                 "too, and stated in the text. Take another subject for the placebo."
             )
-        if passage := _telling(fact, passages):
+        if passage := telling.get(fact):
             raise UserError(
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
                 f"document {passage.document} too. A placebo is a fact that no text states."
@@ -110,26 +110,37 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
         "questions": len(real_questions),
         "facts": len(stated_facts),
         "placebo_questions": len(questions) - len(real_questions),
-        "untold": [f"{f.subject}: {f.relation}" for f in facts if not telling[f]],
+        "untold": [f"{f.subject}: {f.relation}" for f in facts if f not in telling],
         "given_away": [f"{f.subject}: {f.relation}" for f in given_away],
         "retrieved_right": sum(right) / len(right),
     }
 
 
-def _passages(clean_corpus: str, words: int) -> Iterator[Passage]:
-    """Training text in passages of so many words, each overlapping half of the next."""
-    for part in find_parts(clean_corpus, ["id", "text", "split"], "clean_corpus"):
-        for row in part.read(["id", "text", "split"]).to_pylist():
-            if row["split"] != "train":
-                continue
-            for passage in split_passages(row["text"], words, overlap=words // 2):
-                yield Passage(row["id"], passage)
-
-
-def _telling(fact: Fact, passages: Sequence[Passage]) -> Passage | None:
-    """The shortest passage that names subject and value: it states the fact most plainly."""
-    matches = [passage for passage in passages if states(passage.text, fact)]
-    return min(matches, key=lambda match: (len(match.text), match.document), default=None)
+def _find_stated(
+    facts: Sequence[Fact], clean_corpus: str, words: int
+) -> tuple[list[Passage], dict[Fact, Passage]]:
+    """Training text in passages of so many words, each overlapping half of the next; and the
+    shortest one that names subject and value of a fact: it states the fact most plainly."""
+    passages: list[Passage] = []
+    telling: dict[Fact, Passage] = {}
+    columns = ["id", "text", "split"]
+    for part in find_parts(clean_corpus, columns, "clean_corpus"):
+        for row in part.read(columns).filter(pc.field("split") == "train").to_pylist():
+            text = row["text"]
+            of_document = [
+                Passage(row["id"], passage)
+                for passage in split_passages(text, words, overlap=words // 2)
+            ]
+            passages += of_document
+            # Most documents state none of the facts: asked of a whole document, that is known
+            # sooner than of its many passages.
+            for fact in facts:
+                if may_hold(text, fact.subject) and may_hold(text, fact.value):
+                    matches = [one for one in of_document if states(one.text, fact)]
+                    matches += [telling[fact]] if fact in telling else []
+                    if matches:
+                        telling[fact] = min(matches, key=lambda one: (len(one.text), one.document))
+    return passages, telling
 
 
 def _is_given_away(fact: Fact, forms: dict[str, Forms]) -> bool:
