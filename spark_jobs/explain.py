@@ -1,6 +1,7 @@
 """What became of one document: what it was merged with, which rows hold it."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import pyarrow as pa
@@ -112,7 +113,28 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
             "lists what that is about; then the same with --yes"
         )
     raise UserError(
-        f"The clean corpus in {clean_corpus} knows no document {identifier!r}, neither kept nor "
-        "dropped as a copy. It may have been dropped for another reason: see `dropped_examples` of "
-        "the asset."
+        f"The clean corpus in {clean_corpus} has no document {identifier!r}, kept or dropped as a "
+        f"copy. {advise_on_id(clean_corpus, identifier)} If it was dropped for another reason, "
+        "`dropped_examples` of the asset may name it."
+    )
+
+
+NEAR_IDS, MOST_COMPARED, LEAST_LIKE = 3, 10_000, 0.5
+"""Ids that are proposed, ids that they are chosen from, and how like the wrong one they are at
+least, as `difflib` measures it: half, so that a file's name stands for it without its folders."""
+
+
+def advise_on_id(clean_corpus: str, identifier: str) -> str:
+    """What to do about an id that no document has: documents of its folder, or whose ids contain
+    its last part, are likely meant."""
+    folder, _, name = identifier.rstrip("/").rpartition("/")
+    condition = pc.match_substring(pc.field("id"), name or identifier, ignore_case=True)
+    if folder:
+        condition |= pc.starts_with(pc.field("id"), f"{folder}/")
+    rows = find_rows(clean_corpus, "clean_corpus", condition, ["id"], MOST_COMPARED)
+    near = get_close_matches(identifier, [row["id"] for row in rows], NEAR_IDS, cutoff=LEAST_LIKE)
+    meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return (
+        f"{meant}Check the id: `llm-assets trace --text WORDS` names documents that the serving "
+        "version was trained on."
     )

@@ -34,6 +34,7 @@ from spark_jobs.clean.forgotten import (
 )
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_rows
+from spark_jobs.explain import advise_on_id
 from spark_jobs.read.document import document_of, is_row_number
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
 from spark_jobs.text import fold, text_hash
@@ -213,8 +214,7 @@ def _look_up(
         if survivor_of.get(identifier, identifier) in unknown:
             raise UserError(
                 f"The clean corpus in {clean.url} has no document {identifier!r}, kept or "
-                "dropped, now or before. Check the id: `llm-assets trace --text WORDS` names "
-                "documents that the serving version was trained on."
+                f"dropped, now or before. {advise_on_id(clean.url, identifier)}"
             )
     return documents
 

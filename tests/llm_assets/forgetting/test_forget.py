@@ -51,6 +51,9 @@ def never_trained(project: Project) -> dict[str, str]:
 
 def test_what_is_not_there_or_not_named_is_refused(judged: Project, tmp_path: Path) -> None:
     assert "has no document 'manual/nowhere'" in refusal(judged, "manual/nowhere")
+    likely = "Did you mean '0007.txt'? Check the id: `llm-assets trace --text WORDS` names"
+    assert likely in refusal(judged, "manual/007.txt")
+    assert likely in str(type_in(judged, "document", "manual/007.txt").exception)
     assert "Name what to forget" in refusal(judged)
     assert "no document from the source 'elsewhere'" in refusal(judged, "--source", "elsewhere")
     missing, binary = tmp_path / "missing.txt", tmp_path / "binary.txt"
