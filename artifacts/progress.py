@@ -30,6 +30,12 @@ class CountedProgress:
         self._report(f"{self._label}: {done:,} of {self._total:,} {self._unit}{to_go}")
 
 
+def counted(count: float, noun: str, form: str = ",") -> str:
+    """How many there are: `1 token`, `1,240 tokens`."""
+    number = f"{count:{form}}"
+    return f"{number} {noun}{'s' * (number != '1')}"
+
+
 def format_duration(seconds: float) -> str:
     """Seconds as people say them: `12 s`, `3 min 5 s`, `2 h 10 min`."""
     whole = round(seconds)

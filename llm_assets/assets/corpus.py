@@ -12,6 +12,7 @@ import dagster as dg
 
 import recipes.evaluation
 from artifacts.libraries import changes, installed
+from artifacts.progress import counted
 from artifacts.shards.format import DOCUMENT_SCHEMA, ShardStats
 from artifacts.shards.shard_set import find_shared_clusters
 from artifacts.store import layout
@@ -67,7 +68,7 @@ def raw_view(artifact: Artifact) -> dict[str, Any]:
 def _text_view(stats: Mapping[str, Any]) -> dict[str, Any]:
     dropped = stats.get("dropped", {})
     return {
-        "summary": f"{stats['documents']:,} documents, {stats['bytes'] / 1e6:.1f} MB",
+        "summary": f"{counted(stats['documents'], 'document')}, {stats['bytes'] / 1e6:.1f} MB",
         "documents": stats["documents"],
         "bytes": stats["bytes"],
         "dropped_documents": sum(dropped.values()),
@@ -377,7 +378,8 @@ def shards_view(artifact: Artifact) -> dict[str, Any]:
     units = ("documents", "tokens", "rows")
     rows = [(split, *(stats[unit][split] for unit in units)) for split in stats["documents"]]
     return {
-        "summary": f"{tokens:,} tokens, {stats['rows']['train']:,} rows to train on",
+        "summary": f"{counted(tokens, 'token')}, {counted(stats['rows']['train'], 'row')} to "
+        "train on",
         "tokens": tokens,
         "padding_fraction": stats["padding_fraction"],
         "cut_documents": stats["cut_documents"],

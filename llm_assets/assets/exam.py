@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from artifacts.progress import counted
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.stage import BuildPlan, stage, table
@@ -28,7 +29,8 @@ def exam_view(artifact: Artifact) -> dict[str, Any]:
     ]
     stats = artifact.stats
     return {
-        "summary": f"{stats['questions']} questions about {stats['facts']} facts",
+        "summary": f"{counted(stats['questions'], 'question')} about "
+        f"{counted(stats['facts'], 'fact')}",
         "examples": table(["question", "answer", "document"], rows),
         **stats,
     }
@@ -58,7 +60,7 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
     ]
     heads = ["question", "the base model says", "the candidate says", "true"]
     return {
-        "closed_book": f"{len(won)} questions won, {len(lost)} lost",
+        "closed_book": f"{counted(len(won), 'question')} won, {len(lost)} lost",
         "exam_by_relation": table(columns, shares),
         "questions_won": table(heads, won[:most]),
         "questions_lost": table(heads, lost[:most]),

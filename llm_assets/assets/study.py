@@ -4,6 +4,7 @@ from typing import Any
 
 import dagster as dg
 
+from artifacts.progress import counted
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.corpus import GROUP, clean_view, plan_cleaning
@@ -24,8 +25,8 @@ def study_view(artifact: Artifact) -> dict[str, Any]:
     """What people see of a `study`."""
     view, derived = clean_view(artifact), artifact.stats["derived"]
     return view | {
-        "summary": f"{artifact.stats['documents']:,} texts made from "
-        f"{derived['documents_studied']:,} documents",
+        "summary": f"{counted(artifact.stats['documents'], 'text')} made from "
+        f"{counted(derived['documents_studied'], 'document')}",
         "made_by": table(["method", "texts"], derived["rows"].items()),
         "left_out": table(["reason", "texts"], derived["left_out"].items()),
         "generator_tokens": derived["tokens"],

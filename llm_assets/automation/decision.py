@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 import numpy as np
 
+from artifacts.progress import counted
 from artifacts.shards.shard_set import text_numbers
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
@@ -169,7 +170,7 @@ def ask(
     if latest and not _is_worth_more(latest, settings):
         advice = "Training again as `checkpoint` says would make the same model. "
         return Wait(
-            f"The gate rejected {len(latest)} candidate{'s' * (len(latest) != 1)} trained on this "
+            f"The gate rejected {counted(len(latest), 'candidate')} trained on this "
             f"text; version {wanted.version} stays until there is more text, or a person approves "
             "another. "
             f"{'' if settings.continue_from_champion else advice}{latest[-1].summary}",

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from artifacts.errors import shown
+from artifacts.progress import counted
 from artifacts.reasons import reason_of
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
@@ -130,7 +131,7 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters |= {
     "count": lambda value: f"{value:,}",
-    "of": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
+    "of": counted,
     "day": lambda at: f"{at:%Y-%m-%d %H:%M}" if isinstance(at, datetime) else at,
     "figure": lambda value: "not finite" if value is None else f"{value:#.4g}".rstrip("."),
     "percent": lambda value: "-" if value is None else f"{value:.0%}",

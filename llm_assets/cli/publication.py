@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import UserError, first_line
-from artifacts.progress import Report
+from artifacts.progress import Report, counted
 from artifacts.storage import files
 from artifacts.storage.transfer import download_folder, remote_entries
 from llm_assets.cli.session import Session
@@ -62,7 +62,7 @@ def publish_version(
                 download_folder(version.model_url, remote_entries(version.model_url), folder)
             additions = {name: text.encode() for name, text in _told(session, version).items()}
             contents = {path.name: path for path in sorted(folder.iterdir())} | additions
-            report(f"Uploading {len(contents)} files to {repository}")
+            report(f"Uploading {counted(len(contents), 'file')} to {repository}")
             done = api.create_commit(
                 repository,
                 [CommitOperationAdd(name, content) for name, content in contents.items()],

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from artifacts.errors import shown
-from artifacts.progress import Report
+from artifacts.progress import Report, counted
 from llm_assets.cli.session import Session
 from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
 
@@ -70,8 +70,8 @@ def tell_version(
     taught = sum(document.is_trained for document in hits.documents)
     if hits.documents:
         report(
-            f"{len(hits.documents):,} document(s) in the corpora behind version {number} contain "
-            f"this text; the version was trained on {taught:,} of them."
+            f"{counted(len(hits.documents), 'document')} with this text in the corpora behind "
+            f"version {number}; the version was trained on {taught:,} of them."
         )
     elif hits.searched:
         report(f"No document in the corpora behind version {number} contains this text.")

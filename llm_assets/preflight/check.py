@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from artifacts.errors import UserError
 from artifacts.model import POSITION_KEYS
-from artifacts.progress import format_duration
+from artifacts.progress import counted, format_duration
 from artifacts.storage.files import is_local, need_writable
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
@@ -155,12 +155,12 @@ def _need_space(store: str, needed: float) -> None:
 
 def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     budget = settings.checkpoint.budget
-    if not text.is_known or not text.tokens:
+    if not text.is_known or not text.tokens_to_train:
         return []
     own_share, row_tokens = _own_share(settings), _step_tokens(settings)
     planned = _planned_tokens(settings, text)
     steps = -(-planned // row_tokens)
-    share = own_share * planned / text.tokens
+    share = own_share * planned / text.tokens_to_train
     # The speed of the training that made the current checkpoint.
     checkpoint = find_whole(settings, "checkpoint")
     speed = checkpoint.stats["tokens_per_second"] if checkpoint else None
@@ -168,14 +168,17 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     def time(tokens: float) -> str:
         return f" in about {format_duration(tokens / speed)}" if speed else ""
 
-    sentence = f"{steps:,} steps read about {share:.1%} of the text{time(steps * row_tokens)}"
+    sentence = f"{counted(steps, 'step')} read about {share:.1%} of the training text"
+    sentence += time(steps * row_tokens)
     if share < WHOLE_TEXT:
-        tokens = text.tokens / own_share
+        tokens = text.tokens_to_train / own_share
         pass_steps = round(tokens / row_tokens) or 1
         # In the unit of the configured budget, since only one unit may be set.
         amounts = {"steps": pass_steps, "tokens": round(tokens), "epochs": 1}
         name = next(name for name in BUDGETS if getattr(budget, name) is not None)
-        sentence += f"; one pass takes about {pass_steps:,} steps (`checkpoint.budget.{name}: "
+        sentence += (
+            f"; one pass takes about {counted(pass_steps, 'step')} (`checkpoint.budget.{name}: "
+        )
         sentence += f"{amounts[name]}`){time(tokens)}"
     return [f"{sentence}, at the speed of the last training run." if speed else f"{sentence}."]
 
@@ -188,7 +191,7 @@ def _planned_tokens(settings: PipelineSettings, text: TextEstimate) -> int:
     """Tokens that the budget amounts to; 0 for epochs over text that was not looked at."""
     budget = settings.checkpoint.budget
     if budget.epochs:
-        return round(budget.epochs * text.tokens / _own_share(settings))
+        return round(budget.epochs * text.tokens_to_train / _own_share(settings))
     return budget.tokens or (budget.steps or 0) * _step_tokens(settings)
 
 

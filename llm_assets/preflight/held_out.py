@@ -4,6 +4,7 @@ import math
 from contextlib import suppress
 
 from artifacts.errors import DamagedArtifact, UserError
+from artifacts.progress import counted
 from artifacts.storage.files import is_local
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
@@ -19,6 +20,8 @@ MOST_HELD_OUT = 0.5
 """Largest share of little text that is held out, so that a model still learns from the rest."""
 AIM = 2
 """Documents to hold out, as a multiple of what the gate needs: it counts near-copies as one."""
+LIKELY_EMPTY = 0.05
+"""Chance of an empty split from which on it is mentioned before a run."""
 DOCUMENT_SPREAD = 0.066
 """Standard deviation of a document's gain, in bits per byte; docs/promotion.md has how it was
 measured."""
@@ -77,7 +80,7 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
         return "", too_short
     gate, split = settings.model_version.gate, settings.clean_corpus.split
     documents, expected = text.documents, text.held_out + text.documents * split.held_out
-    line = f"about {expected:,.0f} documents will be held out"
+    line = f"about {counted(expected, 'document', ',.0f')} will be held out"
     if gate.metric == "exam":
         return f"{line}; the exam decides", None
     if expected >= gate.minimum_documents:
@@ -176,7 +179,7 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
     else:
         counts, new = divided.stats["splits"], _new_documents(settings, text)
         held_out = counts.get("held_out", 0)
-        line = f"{held_out:,} documents are held out."
+        line = f"Documents held out: {held_out:,}."
         documents = 0 if is_trained else sum(counts.values()) - counts.get("replay", 0) + new
         obstacle = held_out_obstacle(held_out + int(split.held_out * new), documents, settings)
         # Text that was not looked at may have grown, so an obstacle is not certain.
@@ -192,7 +195,33 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
         raise UserError(obstacle)
     if obstacle and not is_judged:
         obstacle = obstacle.replace(UNJUDGED, "Once a model is trained, decide yourself:")
-    return list(filter(None, [line.strip(), obstacle]))
+    thin = _empty_split(settings, text) if divided is None else None
+    return list(filter(None, [line.strip(), obstacle, thin]))
+
+
+def _empty_split(settings: PipelineSettings, text: TextEstimate) -> str | None:
+    """A warning where a split may well get none of the documents, which fall into splits by chance;
+    without one, the run ends after cleaning."""
+    split, documents = settings.clean_corpus.split, text.documents
+    shares = {"train": 1 - split.validation - split.held_out}
+    shares |= {"validation": split.validation, "held_out": split.held_out}
+    chances = {
+        name: (1 - share) ** documents
+        for name, share in shares.items()
+        if name not in split.sources.values()
+    }
+    if not text.is_known or not documents or max(chances.values(), default=0) < LIKELY_EMPTY:
+        return None
+    told = [
+        f"{chance:.0%} for {name.replace('_', '-')} text"
+        for name, chance in chances.items()
+        if chance >= LIKELY_EMPTY
+    ]
+    return (
+        f"{counted(documents, 'document', ',.0f')} may leave a split empty, and then the run ends "
+        f"after cleaning. The chance is {' and '.join(told)}. Add documents, raise the split's "
+        "share in `clean_corpus.split`, or assign it a source (`clean_corpus.split.sources`)."
+    )
 
 
 def _new_documents(settings: PipelineSettings, text: TextEstimate) -> int:

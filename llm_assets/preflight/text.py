@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from artifacts.progress import counted
 from artifacts.storage.files import is_local
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
@@ -33,14 +34,15 @@ class TextEstimate(TextSurvey):
     """Documents of sources that are held out as a whole."""
     in_sources: float = 0.0
     """All of the sources that are not replayed, as a raw corpus has them."""
+    tokens_to_train: float = 0.0
+    """Approximate tokens of what falls into the train split."""
     is_known: bool = True
     """Whether every source was looked at."""
 
     @property
     def tokens(self) -> float:
         """Approximate number of tokens."""
-        ascii_bytes = self.bytes - self.beyond_ascii
-        return ascii_bytes / BYTES_PER_TOKEN + self.beyond_ascii / BEYOND_ASCII
+        return _tokens(self)
 
     def lines(self, command: str | None) -> list[str]:
         """What is learned from and what is not, a line each. `command` begins the command that
@@ -49,8 +51,9 @@ class TextEstimate(TextSurvey):
         if self.is_known:
             sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
             notes.append(
-                f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
-                f"documents, about {self.tokens:,.0f} tokens{sampled}"
+                f"{'' if self.share == 1 else 'about '}"
+                f"{counted(self.documents + self.held_out, 'document', ',.0f')}, about "
+                f"{counted(self.tokens, 'token', ',.0f')}{sampled}"
             )
         guessed = (entry for entry in self.languages.most_common(2) if entry[0])
         language, documents = next(guessed, ("English", 0))
@@ -75,6 +78,10 @@ class TextEstimate(TextSurvey):
         return notes
 
 
+def _tokens(text: TextSurvey) -> float:
+    return (text.bytes - text.beyond_ascii) / BYTES_PER_TOKEN + text.beyond_ascii / BEYOND_ASCII
+
+
 def look_at(
     settings: PipelineSettings, seconds: float | None, messages: int = EXAMPLES
 ) -> TextEstimate:
@@ -90,7 +97,8 @@ def look_at(
         UserError: what a run would end with: a file that cannot be read, or more such documents
             than the source allows.
     """
-    text, places = TextEstimate(), settings.clean_corpus.split.sources
+    text, split = TextEstimate(), settings.clean_corpus.split
+    places = split.sources
     files = [entry for entry in settings.raw_corpus.sources if isinstance(entry, Files)]
     unread = [entry.name for entry in settings.raw_corpus.sources if not isinstance(entry, Files)]
     texts: set[int] = set()
@@ -108,8 +116,11 @@ def look_at(
         place = places.get(source.name)
         if place == "held_out":
             text.held_out += result.documents
+        elif place == "train":
+            text.tokens_to_train += _tokens(result)
         elif place is None:
             text.documents += result.documents
+            text.tokens_to_train += _tokens(result) * (1 - split.validation - split.held_out)
         if place != "replay":
             text.in_sources += result.documents + result.copies + result.short
         for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:

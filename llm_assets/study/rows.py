@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from artifacts.cache import cached
 from artifacts.errors import UserError, shown_in_line
-from artifacts.progress import Report
+from artifacts.progress import Report, counted
 from artifacts.settings import read_key
 from artifacts.store.identity import hash_json
 from artifacts.words import WORD, count_words, split_passages, word_ngrams
@@ -548,7 +548,7 @@ def write_rows(
     tokens = generator.tokens if generator else 0
     price = settings.generator.dollars_per_million_tokens if settings.generator else 0
     studied = len({derivation["document"] for derivation in derivations})
-    report(f"{counts.total():,} texts made from {studied:,} documents")
+    report(f"{counted(counts.total(), 'text')} made from {counted(studied, 'document')}")
     return {
         "documents_studied": studied,
         "rows": dict(counts),

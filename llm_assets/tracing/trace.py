@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from artifacts.errors import MissingArtifact, UserError
 from artifacts.numbers import run_starts, spans
-from artifacts.progress import Report
+from artifacts.progress import Report, counted
 from artifacts.shards.span_index import SHORTEST, first_places
 from artifacts.store.store import Store
 from llm_assets.registry.state import ModelVersion, RegistryState
@@ -83,7 +83,7 @@ def find_answers(
         return [AnswerToTrace(answering, text)]
     entries = journal.find_entries(folder, request, settings.days)
     if not entries:
-        kept = f"answers are kept for {settings.days:g} day{'s' * (settings.days != 1)}"
+        kept = f"answers are kept for {counted(settings.days, 'day', 'g')}"
         reason = "answers are not kept now" if settings.keep == "off" else kept
         raise UserError(
             f"The endpoint has no answer to the request {request!r} on record in {folder}: the id "

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from artifacts.cache import cache_key, cached_file
 from artifacts.errors import DamagedArtifact, MissingArtifact
 from artifacts.numbers import sorted_unique
-from artifacts.progress import Report
+from artifacts.progress import Report, counted
 from artifacts.shards import span_index
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardFiles, text_numbers
@@ -166,7 +166,7 @@ class Lesson:
         remaining = len(self.steps) - _STEPS_SHOWN
         more = f" and {remaining} more" if remaining > 0 else ""
         noun = "step" if len(self.steps) == 1 else "steps"
-        return f"{self.run.name} at {noun} {shown}{more} ({self.tokens:,} tokens)"
+        return f"{self.run.name} at {noun} {shown}{more} ({counted(self.tokens, 'token')})"
 
 
 def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[TrainingRun]:

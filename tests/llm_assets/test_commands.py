@@ -35,7 +35,7 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
 
 def test_check_says_how_long_a_training_takes_as_fast_as_the_last_one(served: Project) -> None:
     told = ask(served, "check")
-    assert re.search(r"12 steps read about .* of the text in about \d+ (s|min)", told)
+    assert re.search(r"12 steps read about .* of the training text in about \d+ (s|min)", told)
     speed = r"one pass takes about [\d,]+ .* in about .*at the speed of the last training"
     assert re.search(speed, told)
 
@@ -44,7 +44,7 @@ def test_a_piece_of_text_is_traced_to_the_rows_that_hold_it(served: Project) -> 
     text = tiny_texts(240)[7]
     found = ask(served, "explain", "1", "--text", text)
     (line,) = [line for line in found.splitlines() if "0007.txt" in line]
-    assert "trained on" in line and found.startswith("1 document(s)")
+    assert "trained on" in line and found.startswith("1 document with this text")
     assert "No document" in ask(served, "explain", "1", "--text", "never written")
 
 
@@ -54,7 +54,7 @@ def test_a_document_tells_its_story(served: Project) -> None:
     exposure = json.loads(ask(served, "document", "0007.txt", "--json"))["exposure"]
     assert exposure["document"] == "0007.txt" and not exposure["unknown"]
     ended = served.run("llm-assets", "document", "nowhere.txt")
-    assert ended.returncode == 1 and "knows no document 'nowhere.txt'" in ended.stderr
+    assert ended.returncode == 1 and "has no document 'nowhere.txt'" in ended.stderr
 
 
 def test_an_answer_of_the_endpoint_is_traced_by_its_request_id(served: Project) -> None:

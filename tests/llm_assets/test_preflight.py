@@ -18,7 +18,7 @@ from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.pipeline import JUDGED_TAG
 from llm_assets.preflight.check import preflight
-from llm_assets.preflight.held_out import describe_held_out
+from llm_assets.preflight.held_out import describe_held_out, foresee_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
 from recipes.sections import BudgetSettings
 from tests.conftest import Project
@@ -428,6 +428,36 @@ def test_little_held_out_text_is_enough_where_the_exam_or_a_person_decides(tmp_p
     (told,) = (note for note in found if "approve" in note)
     assert "decide yourself: `llm-assets approve 1 --reason REASON`" in told
     assert "--unjudged" not in told
+
+
+@pytest.mark.parametrize(
+    ("documents", "own", "told"),
+    [
+        (120, {}, []),
+        (
+            10,
+            {},
+            ["10 documents may leave a split empty, .* is 60% for validation text and 60% for"],
+        ),
+        (
+            1,
+            {"a": "train"},
+            ["1 document may leave .* 95% for validation text and 95% for held"],
+        ),
+        (10, {"a": "validation", "b": "held_out"}, []),
+    ],
+)
+def test_a_split_that_may_stay_empty_is_told_before_any_work(
+    tmp_path: Path, documents: int, own: dict[str, str], told: list[str]
+) -> None:
+    sources = [source(tmp_path / "text", name=name) for name in (*own, "others")]
+    few = settings(
+        tmp_path, clean_corpus={"split": {"sources": own}}, raw_corpus={"sources": sources}
+    )
+    found = foresee_held_out(few, TextEstimate(documents=documents), is_judged=False)
+    warnings = [line for line in found if "split empty" in line]
+    assert len(warnings) == len(told)
+    assert all(map(re.search, told, warnings))
 
 
 @pytest.mark.parametrize(

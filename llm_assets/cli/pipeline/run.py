@@ -21,6 +21,7 @@ from rich.table import Table
 
 from artifacts.errors import UserError, shown, shown_in_line
 from artifacts.leases import describe_holder
+from artifacts.progress import counted
 from artifacts.storage.files import is_local, make_private
 from llm_assets.assets.stage import asset_key, failure_reason, was_interrupted
 from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
@@ -345,8 +346,9 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     documents = clean.stats["splits"].get("validation", 0) if clean and is_known else least
     if documents < least and not any(key.startswith("clean_corpus.") for key in changes):
         Console(quiet=quiet, emoji=False).print(
-            f"[yellow]![/] Validation has {documents:,} documents, and a verdict takes {least}: it "
-            "will be `too few documents`. Raise `clean_corpus.split.validation`, or add text.",
+            f"[yellow]![/] Validation has {counted(documents, 'document')}, and a verdict takes "
+            f"{least}: it will be `too few documents`. Raise `clean_corpus.split.validation`, or "
+            "add text.",
             highlight=False,
         )
     use_this_folders_history()

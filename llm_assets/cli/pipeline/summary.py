@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from artifacts.errors import shown
-from artifacts.progress import format_duration
+from artifacts.progress import counted, format_duration
 from artifacts.shards.format import SPLITS
 from artifacts.store.store import Artifact
 from llm_assets.assets.evaluation import UNMEASURED, read_samples
@@ -92,12 +92,13 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
         ("removed", f"{sum(dropped.values()):,}" + (": " + ", ".join(reasons) if reasons else "")),
         (
             "tokens",
-            f"{tokens:,} in {train:,} documents to train on, {validation:,} to validate, "
+            f"{tokens:,} in {counted(train, 'document')} to train on, {validation:,} to validate, "
             f"{held_out:,} held out",
         ),
     ]
     if documents := stats["documents"].get("replay", 0):
-        text = f"{stats['tokens']['replay']:,} tokens in {documents:,} documents of other text; "
+        text = f"{counted(stats['tokens']['replay'], 'token')} in "
+        text += f"{counted(documents, 'document')} of other text; "
         text += "a share of the training rows comes from it, to limit forgetting"
         lines.append(("to replay", text))
     counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in stats["left_out"].items()]
@@ -123,8 +124,8 @@ def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
 
 
 def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, str]]:
-    """The effect on text that was not trained on, the loss, and how often the training text was
-    read.
+    """The effect on text that was not trained on, the loss, and how much of the training text was
+    read, or how often.
 
     Replayed text does not count as training text.
     """
@@ -132,16 +133,20 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
     before, after = (number(stats["validation"][end]) for end in ("start", "end"))
     # In rows, without those replayed: of their tokens, many recipes train only on a few.
     own_rows = stats["samples_seen"] - stats["samples_replayed"]
-    share = own_rows / max(1, shards.stats["rows"]["train"])
-    coverage = f"{share:.1%} of" if share < 1 else f"{share:.1f} passes over"
+    passes = own_rows / max(1, shards.stats["rows"]["train"])
+    coverage = f"{passes:.1f} passes over the training text (`checkpoint.budget`)"
+    if passes < 1:
+        # In tokens, with those that the versions before it have read, as the asset shows it.
+        coverage = f"{stats['coverage']:.1%} of the training text read so far, in "
+        coverage += f"{passes:.2g} of a pass (`checkpoint.budget`)"
     return [
         (
             "training",
-            f"{stats['steps']} steps, {stats['tokens_per_second']:.0f} tokens/s; validation text "
-            f"{before} -> {after} {stats['validation_unit']}",
+            f"{counted(stats['steps'], 'step')}, {stats['tokens_per_second']:.0f} tokens/s; "
+            f"validation text {before} -> {after} {stats['validation_unit']}",
         ),
         ("training loss", loss_line(read_metrics(checkpoint.url))),
-        ("coverage", f"{coverage} the training text (`checkpoint.budget`)"),
+        ("coverage", coverage),
     ]
 
 
@@ -177,7 +182,8 @@ def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     return [
         (
             "exam",
-            f"{exam['facts']} facts, correct answers, base -> new model: {', '.join(shares)}",
+            f"{counted(exam['facts'], 'fact')}, correct answers, base -> new model: "
+            f"{', '.join(shares)}",
         ),
         ("training buys", exam["sentence"]),
     ]
@@ -188,7 +194,7 @@ def _on_documents(evaluation: Artifact) -> str:
     rounds = Rounds.model_validate(evaluation.stats["rounds"])
     early = rounds.measured < rounds.planned
     round_note = f": round {rounds.measured} of {rounds.planned} decided" if early else ""
-    return f", on {evaluation.stats['documents']['held_out']:,} documents{round_note}"
+    return f", on {counted(evaluation.stats['documents']['held_out'], 'document')}{round_note}"
 
 
 def _verdict_lines(

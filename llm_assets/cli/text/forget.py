@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 
 from artifacts.errors import UserError
-from artifacts.progress import Report
+from artifacts.progress import Report, counted
 from artifacts.store.rewrite import REWRITTEN
 from llm_assets.automation.jobs import training_config
 from llm_assets.cli.pipeline.run import materialize_assets
@@ -108,8 +108,8 @@ def forget(
     search, holders = search_again(record, state, entries, True, report)
     if holders.num_rows:
         report(
-            f"{holders.num_rows:,} documents in earlier corpora still contain their text, as the "
-            f"certificate states: {tell_similar(holders)}. To forget these too, name them."
+            f"Their text is still in {counted(holders.num_rows, 'document')} of earlier corpora, "
+            f"as the certificate states: {tell_similar(holders)}. To forget these too, name them."
         )
     key = Path(session.settings.forgetting.signing_key)
     place = f"{record.store.root}/{issue(record, state, entries, search, key)}"
@@ -174,7 +174,9 @@ def verify(
     lines = [*map(str, stated.documents)]
     for reading in stated.read_by:
         steps = sum(len(of_run) for of_run in reading.steps.values())
-        lines.append(f"version {reading.version} was trained on this text in {steps:,} steps")
+        lines.append(
+            f"version {reading.version} was trained on this text in {counted(steps, 'step')}"
+        )
     lines += [f"search method: {stated.search.method}"] if stated.search else []
     for line in lines:
         report(f"         {line}")

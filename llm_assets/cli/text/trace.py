@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from artifacts.errors import shown_in_line
-from artifacts.progress import Report
+from artifacts.progress import Report, counted
 from llm_assets.cli.session import Session
 from llm_assets.tracing.trace import AnswerToTrace, Trace, Tracer
 from llm_assets.tracing.training_text import Source
@@ -45,8 +45,8 @@ def told(found: Trace) -> Iterator[str]:
         yield f"NOTHING FOUND: nothing like this answer was found in {training_text}."
     if not found.verbatim and 0 < found.tokens < found.shortest:
         yield (
-            f"The answer has {found.tokens} tokens, fewer than the minimum of {found.shortest}, so "
-            "it was searched for as a whole."
+            f"The answer has {counted(found.tokens, 'token')}, fewer than the minimum of "
+            f"{found.shortest}, so it was searched for as a whole."
         )
     if found.documents:
         yield ""
@@ -54,9 +54,8 @@ def told(found: Trace) -> Iterator[str]:
         yield from (f"  {document}" for document in found.documents[:STRETCHES_SHOWN])
     for stretch in found.verbatim[:STRETCHES_SHOWN]:
         text = shown_in_line(found.answer[stretch.start : stretch.end])
-        places = f"{stretch.places:,} places" if stretch.places > 1 else "one place"
         yield ""
-        yield f"«{text}» ({stretch.tokens} tokens, {places})"
+        yield f"«{text}» ({counted(stretch.tokens, 'token')}, {counted(stretch.places, 'place')})"
         for source in stretch.sources:
             yield from _source(source)
     if found.near:

@@ -111,9 +111,9 @@ def test_too_few_held_out_documents_are_told_before_any_work(tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"About 12 of 248 documents(?s:.*)held_out: 0.25`"):
         preflight(few)
     (told,) = [one for one in preflight(few, is_judged=False) if "steps read about" in one]
-    # `init` chose steps for one pass, of whose rows some replay other text.
-    (share,) = re.findall(r"read about ([\d.]+)% of the text", told)
-    assert float(share) == pytest.approx(100, abs=5), told
+    # `init` chose steps for one pass over all text, of whose rows some replay other text.
+    (share,) = re.findall(r"read about ([\d.]+)% of the training text", told)
+    assert float(share) == pytest.approx(100 / (1 - split.held_out - split.validation), abs=5)
 
 
 def test_little_text_is_told_what_to_add_and_another_way(

@@ -48,4 +48,4 @@ def test_a_relation_that_only_facts_or_only_placebos_have_is_shown_by_what_was_a
     view = answers_view(taken(tmp_path, {"weight": CLOSED_BOOK, "town": PLACEBO}))
     _, _, *rows = html.unescape(view["exam_by_relation"].value).splitlines()
     assert rows == ["| weight | 0% -> 100% | - |", "| town | - | 0% -> 100% |"]
-    assert view["closed_book"] == "1 questions won, 0 lost"
+    assert view["closed_book"] == "1 question won, 0 lost"
