@@ -23,6 +23,7 @@ from artifacts.errors import UserError
 from artifacts.store.store import Artifact
 from artifacts.words import SEARCH_TERMS, continue_with, holds, may_hold, split_passages
 from llm_assets.exam.settings import ExamSettings
+from llm_assets.settings_file import did_you_mean
 from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, QUESTIONS_NAME, read_questions
 from recipes.evaluation.settings import TASK_SCORES_NAME
 from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms, states
@@ -41,6 +42,22 @@ class Passage:
     text: str
 
 
+def read_tables(settings: ExamSettings) -> tuple[list[Fact], list[Fact], dict[str, Forms]]:
+    """Facts, placebo facts and forms; raises UserError where one of the files cannot be read, or
+    there is a relation that no form asks about."""
+    facts, forms = read_facts(settings.facts), read_forms(settings.forms)
+    placebo = read_facts(settings.placebo) if settings.placebo else []
+    asked = [relation for relation in forms if forms[relation].asked]
+    for relation in dict.fromkeys(fact.relation for fact in (*facts, *placebo)):
+        if relation not in asked:
+            raise UserError(
+                f"{settings.forms}: nothing under `asked` for {relation}; "
+                f"{did_you_mean(relation, asked)}Relations that are asked about: "
+                f"{', '.join(asked) or 'none'}."
+            )
+    return facts, placebo, forms
+
+
 def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[str, Any]:
     """Write `questions.jsonl`, one question a line.
 
@@ -57,11 +74,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
         UserError: a file cannot be read, a relation has no forms or a single value, or the text
             tells no fact, or a placebo.
     """
-    facts, forms = read_facts(settings.facts), read_forms(settings.forms)
-    placebo = read_facts(settings.placebo) if settings.placebo else []
-    for relation in dict.fromkeys(fact.relation for fact in (*facts, *placebo)):
-        if relation not in forms or not forms[relation].asked:
-            raise UserError(f"{settings.forms}: nothing under `asked` for {relation}.")
+    facts, placebo, forms = read_tables(settings)
     passages, telling = _find_stated([*facts, *placebo], clean_corpus, settings.passage_words)
     stated_facts = [fact for fact in facts if fact in telling]
     if not stated_facts:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
+from artifacts.progress import counted
 from llm_assets.gate.judge import compare, judge_gain, once_a_cluster, praise
 from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason
 from recipes.evaluation.settings import Metric
@@ -114,7 +115,7 @@ def _too_few(comparison: Comparison, settings: GateSettings) -> list[Reason]:
     if comparison.clusters >= settings.minimum_documents:
         return []
     text = (
-        f"Only {comparison.clusters} different questions were asked; "
+        f"The models were asked only {counted(comparison.clusters, 'different question')}; "
         f"{settings.minimum_documents} are needed to decide. Raise lm-eval's --limit, or choose a "
         "larger task."
     )

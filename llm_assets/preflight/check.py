@@ -17,14 +17,16 @@ from artifacts.storage.files import is_local, need_writable
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_status
+from llm_assets.exam.questions import read_tables
 from llm_assets.operation_settings import WHOLE_TEXT
 from llm_assets.preflight.held_out import find_whole, foresee_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
+from llm_assets.study.rows import KnownFacts
 from recipes.model import base_model
 from recipes.sections import BUDGETS
 from serving.settings import bearer_token, listen
 from spark_jobs.read.docstrings import find_package
-from spark_jobs.read.facts import open_facts, read_facts, read_forms
+from spark_jobs.read.facts import open_facts
 from spark_jobs.read.settings import Facts, HuggingFaceDataset, PackageDocs, Source
 
 PARAMETERS, TOKENS_PER_SECOND = 134_515_008, 60.0
@@ -75,10 +77,11 @@ def find_needs(settings: PipelineSettings) -> Base:
     """
     for source in settings.raw_corpus.sources:
         _need_source(source)
-    for section in (settings.exam, settings.study):
-        for name, read in (("facts", read_facts), ("placebo", read_facts), ("forms", read_forms)):
-            if path := getattr(section, name, None):
-                read(path)
+    if settings.exam:
+        read_tables(settings.exam)
+    if settings.study:
+        # Reads its files.
+        KnownFacts(settings.study)
     # As it was prepared here or, before that, as its source has it.
     artifact = find_whole(settings, "base_model")
     if artifact and (config := Path(artifact.url) / "config.json").exists():

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import Field, TypeAdapter, ValidationError
 
 from artifacts.errors import UserError
-from artifacts.settings import Settings, read_yaml
+from artifacts.settings import Settings, first_fault, read_yaml
 from artifacts.store.identity import hash_json
 from artifacts.words import holds, word_ngrams
 from spark_jobs.read.document import Document
@@ -109,9 +109,9 @@ def read_forms(path: str) -> dict[str, Forms]:
     except OSError as error:
         raise UserError(f"{path}: the forms cannot be read: {error}") from None
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise UserError(
-            f"{path}: expected each relation with the lists `told` and `asked`: {'; '.join(faults)}"
+            f"{path}: expected each relation with the lists `told` and `asked`: "
+            f"{first_fault(error)}"
         ) from None
     for name, one in forms.items():
         _need(path, name, one.told, "{value}", subject="", value="")

@@ -469,6 +469,10 @@ def test_a_missing_file_of_facts_is_told_before_any_work(
 ) -> None:
     shipped = "config/invented_products"
     chosen = {"facts": f"{shipped}/facts.csv", "forms": f"{shipped}/forms.yaml"}
+    other = tmp_path / "other.csv"
+    other.write_text("subject,relation,value\nVelora lamp,twon,Riga\n")
+    with pytest.raises(UserError, match=r"`asked` for twon; did you mean `town`\? Relations .*"):
+        preflight(settings(tmp_path, exam=chosen | {"facts": str(other)}))
     with pytest.raises(UserError, match=r"gone.csv: .*No such file"):
         preflight(settings(tmp_path, **{section: chosen | {name: f"{tmp_path}/gone.csv"}}))
     with pytest.raises(ValidationError, match="a local path is expected"):

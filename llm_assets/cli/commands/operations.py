@@ -14,6 +14,7 @@ from llm_assets import services
 from llm_assets.cli.commands.options import json_option
 from llm_assets.cli.session import open_session, use_this_folders_history
 from llm_assets.config import command, config_path, load_settings
+from llm_assets.settings_file import did_you_mean
 
 ENDING = {signal.SIGTERM, signal.SIGINT}
 PORT = click.IntRange(1, 65535)
@@ -206,7 +207,10 @@ def docs(page: str | None) -> None:
     elif page.removesuffix(".md") in pages:
         click.echo_via_pager(pages[page.removesuffix(".md")].read_text(encoding="utf-8"))
     else:
-        raise UserError(f"There is no page {page!r}. The pages are: {', '.join(pages)}.")
+        raise UserError(
+            f"There is no page {page!r}; {did_you_mean(page, list(pages))}The pages are: "
+            f"{', '.join(pages)}."
+        )
 
 
 COMMANDS = (clean, doctor, up, down, board, docs)

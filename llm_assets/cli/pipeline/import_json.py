@@ -196,7 +196,10 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(), object_pairs_hook=partial(_once, path))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+        raise UserError(
+            f"{path} cannot be read as JSON: {error}. Give a config of "
+            "GoogleCloudPlatform/llm-pipeline-examples, such as its small1vm1gpu.json."
+        ) from error
     if not isinstance(content, dict):
         raise UserError(f"{path} must contain a JSON object, not a {type(content).__name__}.")
     return content
