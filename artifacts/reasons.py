@@ -281,8 +281,10 @@ def _of_network(error: BaseException) -> str | None:
     """By the names of classes, so that none of the clients has to be imported."""
     names = {base.__name__ for base in type(error).__mro__}
     if "DefaultCredentialsError" in names:
+        # Google's library gives some of them the error behind them as a second argument.
+        told = first_line(Exception(*error.args[:1]))
         return (
-            f"{first_line(error)} Log in with `gcloud auth application-default login`, or set "
+            f"{told} Log in with `gcloud auth application-default login`, or set "
             "GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account."
         )
     if names & _UNREACHABLE:

@@ -303,11 +303,12 @@ def check(settings: GoogleCloudSettings, uses: Uses = Uses()) -> list[Finding]:
             findings += test(settings, uses)
         except Exception as error:
             # A check that cannot be made is a finding, so that all others are still made.
-            if isinstance(error, ModuleNotFoundError) and (reason := reason_of(error)):
-                # Without the package, every other check would fail in the same way.
-                return [Finding("project", False, reason)]
-            text = f"{first_line(error)}\n{advice_on(error, settings)}"
-            findings.append(Finding(key, False, text.strip()))
+            advice = advice_on(error, settings)
+            text = f"{first_line(error)}\n{advice}" if advice else reason_of(error)
+            findings.append(Finding(key, False, text or first_line(error)))
+            # Without Google's packages or its credentials, every other check would fail alike.
+            if {"ModuleNotFoundError", "GoogleAuthError"} & {c.__name__ for c in type(error).mro()}:
+                return findings
     return findings
 
 

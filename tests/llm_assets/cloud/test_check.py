@@ -207,6 +207,27 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(None, "was not found"), ("{", "is not a valid json file"), ('{"type": "a"}', "type")],
+)
+def test_credentials_that_cannot_be_used_are_one_problem_with_the_command_to_log_in(
+    settings: GoogleCloudSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | None,
+    told: str,
+) -> None:
+    key = tmp_path / "key.json"
+    if content:
+        key.write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    (problem,) = check(settings)
+    assert problem.key == "project" and problem.ok is False
+    assert told in problem.text and "gcloud auth application-default login" in problem.text
+    assert "JSONDecodeError" not in problem.text
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_names_its_line_and_remedy(
     google: LocalGoogle, settings: GoogleCloudSettings, fault: str
