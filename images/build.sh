@@ -4,6 +4,7 @@
 # printed names the image by its digest; with --print, which asks nobody, by its tag. A base image that
 # has no digest yet gets the one of today, in the Dockerfile.
 set -euo pipefail
+started="$PWD"
 cd "$(dirname "$0")/.."
 
 usage() { echo "usage: images/build.sh cuda|tpu|spark|serve|serve_transformers|control [--print]" >&2; exit 2; }
@@ -17,7 +18,13 @@ case "$image" in
   serve | serve_transformers) code="artifacts serving" ;;
   control) code="artifacts config llm_assets recipes serving spark_jobs pyproject.toml README.md LICENSE workspace.yaml" ;;
 esac
-settings="${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}"
+settings="${LLM_ASSETS_GOOGLE_CLOUD:-$PWD/config/google_cloud.yaml}"
+# A relative path begins where this was started, as it does for `llm-assets`.
+[[ "$settings" == /* ]] || settings="$started/$settings"
+if [[ ! -f "$settings" ]]; then
+  echo "There is no settings file $settings. Name another one with LLM_ASSETS_GOOGLE_CLOUD." >&2
+  exit 1
+fi
 # A value may be followed by a comment, and by the line break of Windows.
 setting() {
   sed -nE "s/^$1: *[\"']?([^[:space:]#\"']*).*/\1/p" "$settings" | sed -E 's/^(null|~)$//'

@@ -97,7 +97,15 @@ def _token(challenge: dict[str, str]) -> str:
     url = f"{challenge['realm']}?{urllib.parse.urlencode(query)}"
     with urllib.request.urlopen(url, timeout=SECONDS) as answer:  # noqa: S310
         content = json.load(answer)
-    return str(content.get("token") or content["access_token"])
+    # The protocol of OAuth 2.0, which some registries speak, has the second name.
+    given = content if isinstance(content, dict) else {}
+    token = given.get("token") or given.get("access_token")
+    if not token:
+        raise ValueError(
+            f"{challenge['realm']} gives no token for reading it, so it is not public: write its "
+            "digest behind the tag yourself (`FROM name:tag@sha256:...`)"
+        )
+    return str(token)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ class Registry:
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}
         self.asked: list[str] = []
+        self.token_answer: object = None
+        """What is answered to who asks for a token; None for a token."""
         self._server: HttpServer = start_http_server(self._answer)
         self.host = self._server.url.removeprefix("http://")
 
@@ -29,6 +31,8 @@ class Registry:
         parts = urlparse(target)
         if parts.path == "/token":
             query = parse_qs(parts.query)
+            if self.token_answer is not None:
+                return json_answer(200, self.token_answer)
             return json_answer(200, {"token": f"{query['service'][0]} {query['scope'][0]}"})
         name, _, tag = parts.path.removeprefix("/v2/").partition("/manifests/")
         scope = f"repository:{name}:pull"

@@ -293,15 +293,22 @@ def test_tag_is_decided_by_content(image: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "told"), [("another", "usage: "), ("spark", "cloud.yaml: project is missing.")]
+    ("image", "settings", "told"),
+    [
+        ("another", "cloud.yaml", "usage: "),
+        ("spark", "cloud.yaml", "/cloud.yaml: project is missing."),
+        ("spark", "gone.yaml", "There is no settings file "),
+    ],
 )
-def test_unknown_image_or_project_is_refused(image: str, told: str, tmp_path: Path) -> None:
-    settings = tmp_path / "cloud.yaml"
-    settings.write_text("projcet: my-project\nregion: us-central1\nbucket: my-bucket\n")
+def test_unknown_image_settings_or_project_are_refused_from_any_folder(
+    image: str, settings: str, told: str, tmp_path: Path
+) -> None:
+    text = "projcet: my-project\nregion: us-central1\nbucket: my-bucket\n"
+    (tmp_path / "cloud.yaml").write_text(text)
     done = subprocess.run(
-        ["bash", "images/build.sh", image, "--print"],
-        cwd=ROOT,
-        env=os.environ | {"LLM_ASSETS_GOOGLE_CLOUD": str(settings)},
+        ["bash", ROOT / "images/build.sh", image, "--print"],
+        cwd=tmp_path,
+        env=os.environ | {"LLM_ASSETS_GOOGLE_CLOUD": settings},
         capture_output=True,
         text=True,
     )

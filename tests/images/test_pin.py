@@ -50,6 +50,8 @@ FAULTS: dict[str, tuple[Callable[[Registry, Path], object], str]] = {
     "no image": (lambda registry, _: registry.digests.clear(), "3.11-slim: HTTP Error 404"),
     "no registry": (lambda registry, _: registry.stop(), "3.11-slim: <urlopen error"),
     "no digest": (lambda registry, _: registry.digests.update({BASE: "1"}), "without a digest"),
+    "no token": (lambda registry, _: setattr(registry, "token_answer", {}), "3.11-slim: http"),
+    "a list for a token": (lambda registry, _: setattr(registry, "token_answer", [1]), "no token"),
     "no base image": (lambda _, path: path.write_text("FROM python\n"), "`FROM name:tag`"),
     "no Dockerfile": (lambda _, path: path.unlink(), "No such file"),
 }
