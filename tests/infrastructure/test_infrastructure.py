@@ -215,18 +215,37 @@ def test_databases_and_uis_of_dagsters_machine_listen_on_loopback_and_keep_their
     assert dict(image.instructions("control"))["CMD"] == '["llm-assets", "up", "--wait"]'
 
 
-def test_first_start_makes_a_password_once_and_keeps_the_disk(tmp_path: Path) -> None:
-    script = control_files()["prepare.sh"].replace("/mnt/disks/state", str(tmp_path / "state"))
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name in ("blkid", "mkfs.ext4", "mountpoint", "chown", "docker-credential-gcr"):
-        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/called\n')
+def prepare(folder: Path, on_sleep: str) -> subprocess.CompletedProcess[str]:
+    """The first start of Dagster's machine; `on_sleep` is done in place of waiting."""
+    script = control_files()["prepare.sh"].replace("/mnt/disks/state", str(folder / "state"))
+    script = script.replace("/dev/disk/by-id/google-state", str(folder / "disk"))
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    for name in ("blkid", "mkfs.ext4", "mountpoint", "chown", "docker-credential-gcr", "sleep"):
+        then = on_sleep if name == "sleep" else ""
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {folder}/called\n{then}\n')
         (programs / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    command = ["bash", "-c", script]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_first_start_that_finds_no_disk_says_so_in_the_end_and_makes_nothing(
+    tmp_path: Path,
+) -> None:
+    done = prepare(tmp_path, on_sleep="")
+    assert done.returncode == 1 and "/disk is not there. Attach" in done.stderr
+    assert set((tmp_path / "called").read_text().splitlines()) == {"sleep 1"}
+    assert not (tmp_path / "state").exists()
+
+
+def test_first_start_waits_for_its_disk_and_makes_a_password_once(tmp_path: Path) -> None:
     seen = []
-    for _ in range(2):
-        subprocess.run(["bash", "-c", script], env=environment, check=True)
+    for said in ("waiting up to 300 s for the disk", ""):
+        done = prepare(tmp_path, on_sleep=f"touch {tmp_path}/disk")
+        assert done.returncode == 0 and done.stdout.startswith(said), done.stderr
         seen.append((tmp_path / "state" / "environment").read_text())
+    assert (tmp_path / "called").read_text().count("sleep") == 1
     assert seen[0] == seen[1]
     password = re.findall(r"POSTGRES_PASSWORD=([0-9a-f]{48})\n", seen[0])
     assert len(password) == 1 and seen[0].count(password[0]) == 2
