@@ -4,15 +4,18 @@ Machines are priced per hour, by Google's list of a given date or by your own pr
 cost is recorded in the bucket.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel, ValidationError
+
 from artifacts.errors import UserError
 from artifacts.progress import Report
+from artifacts.settings import first_fault
 from artifacts.storage import files
 from artifacts.store.manifest import COST
 from llm_assets.cloud.jobs import HOUR, serving_check_machine
@@ -168,6 +171,8 @@ def most_of_run(
 LEDGER = "costs"
 """Folder of the bucket; one object a job: `costs/<month>/<job>.json`."""
 RECORD_SECONDS = 60.0
+READ_AT_ONCE = 32
+"""Entries of the ledger that are waited for together."""
 
 
 class MachineHours(NamedTuple):
@@ -311,10 +316,13 @@ class Spending:
     def _read_month(self, month: datetime) -> tuple[float, float, bool]:
         """The same of one month; whether any job of this run began in it."""
         folder = f"gs://{self.settings.bucket}/{LEDGER}/{month:%Y-%m}"
-        entries = [json.loads(files.read(f"{folder}/{n}")) for n in files.list_names(folder)]
-        of_run = [entry for entry in entries if entry["run"] == self.run]
+        paths = [f"{folder}/{name}" for name in files.list_names(folder)]
+        # Storage takes some 50 ms for each, so that one after the other a month takes minutes.
+        with ThreadPoolExecutor(READ_AT_ONCE) as readers:
+            entries = list(readers.map(_read_entry, paths))
+        of_run = [entry for entry in entries if entry.run == self.run]
         dollars, dollars_of_run = (
-            sum(entry["dollars"] for entry in some if entry["job"] not in self._jobs)
+            sum(entry.dollars for entry in some if entry.job not in self._jobs)
             for some in (entries, of_run)
         )
         return dollars, dollars_of_run, bool(of_run)
@@ -323,15 +331,31 @@ class Spending:
         name = _entry_name(job)
         hours = self._jobs[name].total
         month = datetime.fromtimestamp(job.started, UTC).strftime("%Y-%m")
-        entry = {
-            "job": name,
-            "run": self.run,
-            "machines": self.machines,
-            "hours": hours,
-            "dollars": hours * (self.dollars_per_hour or 0.0),
-        }
+        dollars = hours * (self.dollars_per_hour or 0.0)
+        entry = _Entry(job=name, run=self.run, machines=self.machines, hours=hours, dollars=dollars)
         path = f"gs://{self.settings.bucket}/{LEDGER}/{month}/{name.rsplit('/', 1)[-1]}.json"
-        files.write(path, json.dumps(entry).encode())
+        files.write(path, entry.model_dump_json().encode())
+
+
+class _Entry(BaseModel):
+    """What one job has cost so far."""
+
+    job: str
+    run: str
+    machines: str
+    hours: float
+    dollars: float
+
+
+def _read_entry(path: str) -> _Entry:
+    try:
+        return _Entry.model_validate_json(files.read(path))
+    except ValidationError as error:
+        raise UserError(
+            f"{path}, which should say what a job has cost, cannot be read ({first_fault(error)}), "
+            "and `cost` limits what all may cost together. Restore it, or move it away: then its "
+            "job counts as free."
+        ) from None
 
 
 def _entry_name(job: RemoteJob) -> str:

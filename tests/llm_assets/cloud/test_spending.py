@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -179,6 +180,32 @@ def test_runs_ceiling_counts_what_it_spent_in_the_months_before(google: LocalGoo
     with pytest.raises(UserError, match=r"16\.00 USD have been spent, .*run_limit"):
         spending(google, run_limit=10).check_before()
     spending(google, "run-2", run_limit=10, monthly_limit=10).check_before()
+
+
+def test_entries_of_the_ledger_are_not_waited_for_one_by_one(
+    google: LocalGoogle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        spending(google).objection(job(str(number), 1.0, Phase.SUCCEEDED))
+    together = threading.Barrier(8, timeout=30)
+    read = files.read
+
+    def read_beside_others(path: str) -> bytes:
+        together.wait()
+        return read(path)
+
+    monkeypatch.setattr(files, "read", read_beside_others)
+    with pytest.raises(UserError, match=r"64\.00 USD have been spent"):
+        spending(google, run_limit=10).check_before()
+
+
+def test_entry_that_cannot_be_read_is_named(google: LocalGoogle) -> None:
+    spending(google).objection(job("1", 1.0, Phase.SUCCEEDED))
+    (month,) = files.list_names(f"gs://{BUCKET}/costs")
+    path = f"gs://{BUCKET}/costs/{month}/1.json"
+    files.write(path, files.read(path)[:-9])
+    with pytest.raises(UserError, match=rf"^{path}, which should say what a job has cost, cannot"):
+        spending(google, run_limit=10).check_before()
 
 
 def test_ceiling_without_a_price_is_refused_before_anything_starts(google: LocalGoogle) -> None:
