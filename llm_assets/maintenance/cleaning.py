@@ -9,9 +9,9 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -231,16 +231,38 @@ def plan_removals(
     ]
 
 
-def remove(store: Store, removals: Sequence[Removal]) -> None:
-    """Remove what was planned; an artifact's manifest first, so that no half of one exists."""
+def remove(
+    store: Store,
+    removals: Sequence[Removal],
+    plan_again: Callable[[], Sequence[Removal]] = lambda: (),
+) -> list[Removal]:
+    """Remove what was planned; an artifact's manifest first, so that no half of one exists.
+
+    Args:
+        plan_again: what may go by now, of which only the planned goes; asked after each wait.
+
+    Returns:
+        what was removed.
+    """
+    removed: list[Removal] = []
+    still_planned = {removal.place: removal for removal in removals}
     # A full disk has no room for a lease or a retired manifest until something else is gone.
-    for removal in sorted(removals, key=lambda removal: removal.artifact is not None):
-        path = f"{store.root}/{removal.place}"
-        if removal.artifact is None:
+    for planned in sorted(removals, key=lambda removal: removal.artifact is not None):
+        path = f"{store.root}/{planned.place}"
+        if planned.artifact is None:
             files.remove(path)
+            removed.append(planned)
             continue
-        with store.lease("-".join(removal.artifact)):
-            artifact = store.find_named(*removal.artifact)
+        waited_for: list[str] = []
+        with store.lease(layout.artifact_lease(*planned.artifact), waited_for.append):
+            if waited_for:
+                # What held the lease may have made this current, or something that was made of it.
+                still_planned = {removal.place: removal for removal in plan_again()}
+            removal = still_planned.get(planned.place)
+            if removal is None:
+                continue
+            removed.append(removal)
+            artifact = store.find_named(*planned.artifact)
             # Registered versions still need the manifest to explain themselves.
             if artifact and removal.explains:
                 retire(store, artifact.manifest, f"`llm-assets clean` ({removal.reason})")
@@ -248,6 +270,7 @@ def remove(store: Store, removals: Sequence[Removal]) -> None:
             # one.
             files.remove(f"{path}/{layout.MANIFEST_NAME}")
             files.remove(path)
+    return removed
 
 
 def _outdated_weights(
@@ -417,13 +440,18 @@ class Cleaning:
     """What no rule keeps."""
 
     removals: Sequence[Removal]
-    bytes_kept: int
-    """Of all else in the store."""
+    bytes_before: int
+    """Size of the store with them."""
 
     @property
     def bytes(self) -> int:
         """Size of what was removed, or would be."""
         return sum(removal.bytes for removal in self.removals)
+
+    @property
+    def bytes_kept(self) -> int:
+        """Of all else in the store."""
+        return self.bytes_before - self.bytes
 
     def as_json(self) -> dict[str, Any]:
         """Each removal with its place, bytes and reason, and the sums."""
@@ -451,22 +479,25 @@ def clean(
         RegistryUnreachable: nobody knows what serves, so nothing is removed.
         DamagedArtifact: a manifest or a record cannot be read; nothing is removed.
     """
-    contents, state, now = read_contents(record.store), registry.state(), time.time()
-    withdrawn = find_withdrawn(record, state, forgetting, now)
-    removals = plan_removals(contents, record.name, state, settings, now, withdrawn)
-    cleaning = Cleaning(
-        removals, contents.inventory.bytes - sum(removal.bytes for removal in removals)
-    )
+
+    def plan() -> Cleaning:
+        contents, state, now = read_contents(record.store), registry.state(), time.time()
+        withdrawn = find_withdrawn(record, state, forgetting, now)
+        removals = plan_removals(contents, record.name, state, settings, now, withdrawn)
+        return Cleaning(removals, contents.inventory.bytes)
+
+    cleaning = plan()
     _list(cleaning, report)
     if delete:
-        remove(record.store, removals)
+        removed = remove(record.store, cleaning.removals, lambda: plan().removals)
+        if stays := len(cleaning.removals) - len(removed):
+            report(f"{stays} of them came to be needed meanwhile, and stay.")
+        cleaning = replace(cleaning, removals=removed)
         # The record keeps the names of artifacts whose manifests still explain a version.
-        record.forget(
-            {removal.artifact for removal in removals if removal.artifact and not removal.explains}
-        )
+        record.forget({one.artifact for one in removed if one.artifact and not one.explains})
     line = "Nothing to delete"
-    if removals:
-        amount = f"{cleaning.bytes / 1e6:,.1f} MB in {len(removals):,} folders and files"
+    if cleaning.removals:
+        amount = f"{cleaning.bytes / 1e6:,.1f} MB in {len(cleaning.removals):,} folders and files"
         line = f"{'Deleted' if delete else 'To delete'}: {amount}"
     report(f"{line}; {cleaning.bytes_kept / 1e6:,.1f} MB stay.")
     return cleaning

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from artifacts.checkpoints import commit, newest_step
 from artifacts.errors import DamagedArtifact
+from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Draft
+from artifacts.store.store import Draft, Store
 from llm_assets.automation.jobs import build_schedules
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
@@ -270,6 +271,28 @@ def test_what_takes_no_room_to_remove_goes_first(weeks: Weeks) -> None:
     with pytest.raises(OSError):
         remove(weeks.store, [artifact, Removal("cache/entry", "old", 1)])
     assert not cached.exists()
+
+
+def test_what_was_waited_for_stays_with_all_behind_it_if_it_is_needed_by_then(
+    weeks: Weeks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weeks.pass_by(5, promoted=True)
+    needed = weeks.store.load("checkpoint", first_checkpoint(weeks))
+    lease = Store.lease
+
+    def lease_after_work(store: Store, name: str, on_wait: Callable[[str], None] | None = None):  # type: ignore[no-untyped-def]
+        if on_wait and name == layout.artifact_lease("checkpoint", needed.fingerprint):
+            weeks.record.advance(needed)
+            on_wait("another process")
+        return lease(store, name, on_wait)
+
+    monkeypatch.setattr(Store, "lease", lease_after_work)
+    lines = weeks.clean()
+    needed.verify()
+    for kind in ("tokenized_shards", "base_model"):
+        weeks.store.load(kind, needed.manifest.inputs[kind]).verify()
+    assert "4 of them came to be needed meanwhile, and stay." in lines
+    assert lines[-1].startswith("Deleted: "), "all that was not waited for"
 
 
 def test_nothing_goes_where_a_manifest_cannot_be_read(weeks: Weeks) -> None:
