@@ -45,6 +45,7 @@ LONGEST_FIRST = (
     "tests/serving/test_comparison.py",
     "tests/llm_assets/cloud/test_check.py",
     "tests/llm_assets/pipes/test_clients.py",
+    "tests/llm_assets/pipes/test_one_service.py",
     "tests/llm_assets/maintenance/test_upgrades.py",
     "tests/spark_jobs/test_lineage.py",
     "tests/recipes/test_mounted_bucket.py",

@@ -98,11 +98,12 @@ def page(found: Iterable[Cell]) -> str:
 
 
 def marked_files() -> set[Path]:
-    """The test files that carry a cell."""
+    """The test files that carry a cell, by the mark itself or by `scene_fault`, which makes it."""
+    carries = re.compile(rf"pytest\.mark\.{MARK}\(|^@scene_{MARK}\(", re.MULTILINE)
     return {
         path
         for path in (ROOT / "tests").rglob("test_*.py")
-        if f"pytest.mark.{MARK}(" in path.read_text() and path.name != "test_reliability.py"
+        if carries.search(path.read_text()) and path.name != "test_reliability.py"
     }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.llm_assets.pipes.runner import PROGRAM, Runner
+from tests.llm_assets.pipes.scenes import MACHINES, SPARK, VERTEX, Scene
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
@@ -40,3 +41,12 @@ def runner(
 def vertex_runner(google: LocalGoogle, program_in_bucket: None, tmp_path: Path) -> Runner:
     """A runner for Vertex AI alone."""
     return Runner("vertex", google, output=tmp_path / "dagster.txt")
+
+
+@pytest.fixture(params=[*MACHINES, VERTEX, SPARK], ids=str)
+def scene(
+    request: pytest.FixtureRequest, google: LocalGoogle, program_in_bucket: None, tmp_path: Path
+) -> Scene:
+    """Of each service."""
+    runner = Runner(request.param.name, google, output=tmp_path / "dagster.txt")
+    return Scene(request.param, runner, google, tmp_path / "starts")
