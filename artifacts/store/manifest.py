@@ -14,9 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifacts.errors import DamagedArtifact, MissingArtifact, make_command, mend_command
+from artifacts.errors import (
+    DamagedArtifact,
+    MissingArtifact,
+    UserError,
+    make_command,
+    mend_command,
+)
 from artifacts.settings import first_fault
 from artifacts.storage import files
 from artifacts.storage.files import FileEntry, sha256_of
@@ -68,14 +74,28 @@ def dump_with_checksum(record: BaseModel) -> bytes:
     return json.dumps(fields | {CHECKSUM: hash_json(fields)}, indent=2).encode()
 
 
+class OtherVersion(ValueError):
+    """A record is as it was written, by a version of this program that has other fields."""
+
+    def as_user_error(self, place: str) -> UserError:
+        """What to do, which is not to make anything again."""
+        return UserError(
+            f"{place} was written by another version of llm-assets ({self}). Nothing of it is "
+            "damaged: use the version that wrote it, or a newer one."
+        )
+
+
 def load_with_checksum(content: bytes, record: type[Record]) -> Record:
-    """What `dump_with_checksum` wrote; raises ValueError, in words, where it is anything else."""
+    """What `dump_with_checksum` wrote; raises ValueError, in words, where it is anything else, as
+    `OtherVersion` where only the fields are others."""
     try:
         fields = json.loads(content)
         # Taken out first: the hash is that of all other fields.
         if fields.pop(CHECKSUM, None) != hash_json(fields):
             raise ValueError("it was changed after it was written")
         return record.model_validate(fields)
+    except ValidationError as error:
+        raise OtherVersion(first_fault(error)) from None
     # JSON that is no object, or is nested without end, is no record either.
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(first_fault(error)) from None
@@ -86,12 +106,15 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
 
     Raises:
         DamagedArtifact: it is not what was written, or is another artifact's.
+        UserError: another version of this program wrote it.
     """
     kind, fingerprint = folder.rstrip("/").split("/")[-2:]
     try:
         manifest = load_with_checksum(content, Manifest)
         if (manifest.kind, manifest.fingerprint) != (kind, fingerprint):
             raise ValueError(f"it is the manifest of {manifest.kind}/{manifest.fingerprint}")
+    except OtherVersion as other:
+        raise other.as_user_error(f"{folder}/{MANIFEST_NAME}") from None
     except ValueError as fault:
         raise DamagedArtifact(
             f"{folder}/{MANIFEST_NAME} cannot be read ({fault}). Set the artifact aside and make "

@@ -69,6 +69,8 @@ class Inventory:
 
     folders: dict[Name, Folder] = field(default_factory=dict)
     cached: list[CachedFile] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    """Places of links to folders, which are not followed: they may lead in a circle."""
 
     def artifacts(self) -> list[Name]:
         """Kind and fingerprint of every folder that is, or may become, an artifact."""
@@ -94,7 +96,7 @@ def may_be_artifact(kind: str, name: str) -> bool:
 def take_inventory(store: Store) -> Inventory:
     """Walk over a store once; files directly under the root or a kind are left out."""
     inventory = Inventory()
-    for path, size, changed in _files(store):
+    for path, size, changed in _files(store, inventory.links):
         parts = PurePosixPath(path).parts
         if parts[0] == layout.CACHE_FOLDER:
             inventory.cached.append(CachedFile(path, size, changed))
@@ -116,13 +118,17 @@ def take_inventory(store: Store) -> Inventory:
     return inventory
 
 
-def _files(store: Store) -> Iterator[tuple[str, int, float]]:
-    """`(path, bytes, written at)` of every file."""
+def _files(store: Store, links: list[str]) -> Iterator[tuple[str, int, float]]:
+    """`(path, bytes, written at)` of every file; links to folders are added to `links`."""
     if not store.is_local:
         for path, entry in files.describe(store.root).items():
             yield path, entry["size"], entry["mtime"].timestamp()
         return
-    for folder, _, names in os.walk(store.root, onerror=_raise_unless_gone):
+    for folder, folders, names in os.walk(store.root, onerror=_raise_unless_gone):
+        below = folder[len(store.root) + 1 :]
+        links += [
+            os.path.join(below, name) for name in folders if os.path.islink(f"{folder}/{name}")
+        ]
         for name in names:
             # Running work renames and removes files meanwhile.
             with suppress(FileNotFoundError):

@@ -154,6 +154,9 @@ def examine(
     findings = list(check_artifacts(store, artifacts))
     if not names:
         # Before the record: repairing that reads the registry's versions.
+        behind = "what is behind it is neither checked here nor cleaned"
+        for link in inventory.links:
+            findings.append(StoreFault(link, "it is a link to a folder", behind, is_fault=False))
         findings += check_registry(store, registry, record.name)
         findings += check_record(record, registry)
         findings += check_runs(store, inventory)
@@ -178,6 +181,10 @@ def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[
             faults = list(_faults(artifact)) if artifact else []
         except DamagedArtifact as error:
             faults = [str(error).split(". ")[0]]
+        except OSError as error:
+            # A file of another user says nothing of the others, nor whether it is damaged.
+            yield StoreFault(place, reason_of(error) or str(error), "the rest of it is not checked")
+            continue
         if faults:
             more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
             yield StoreFault(

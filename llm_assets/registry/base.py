@@ -14,7 +14,7 @@ from artifacts.reasons import reason_of
 from artifacts.settings import first_fault
 from artifacts.storage import files
 from artifacts.store import layout
-from artifacts.store.manifest import dump_with_checksum, load_with_checksum
+from artifacts.store.manifest import OtherVersion, dump_with_checksum, load_with_checksum
 from artifacts.store.pipelines import Pipeline, RegistryMark
 from artifacts.store.store import Store
 from llm_assets.gate.verdict import Verdict
@@ -275,6 +275,8 @@ class Registry(ABC):
     def _parse(self, name: str, content: bytes) -> RegistryState:
         try:
             return load_with_checksum(content, RegistryState)
+        except OtherVersion as other:
+            raise other.as_user_error(f"{self.folder}/{name}") from None
         except ValueError as fault:
             raise self._damage(name, f"cannot be read ({fault})") from None
 

@@ -12,6 +12,9 @@ from click.testing import CliRunner
 
 from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact
+from artifacts.store import manifest
+from artifacts.store.identity import hash_json
+from artifacts.store.manifest import CHECKSUM
 from artifacts.store.store import Store
 from llm_assets.cli.main import commands
 from llm_assets.registry.base import LocalRegistry
@@ -153,6 +156,50 @@ def test_every_fault_is_told_and_mended(configured: Weeks, what: str) -> None:
     assert code == 1 and said in told
     assert doctor("--repair")[0] == 0
     assert doctor()[0] == 0
+
+
+@pytest.mark.parametrize("name", ["clean_corpus/*/manifest.json", "registry/*/registry.json"])
+def test_what_another_version_wrote_is_told_as_such_and_stays(configured: Weeks, name: str) -> None:
+    place = next(Path(configured.store.root).glob(name))
+    fields = json.loads(place.read_text()) | {"of_next_year": 1}
+    fields[CHECKSUM] = hash_json({name: fields[name] for name in fields if name != CHECKSUM})
+    place.write_text(json.dumps(fields))
+    ended = CliRunner().invoke(commands, ["doctor", "--repair"])
+    said = f"{ended.output}{ended.exception}"
+    assert ended.exit_code == 1
+    assert f"{place} was written by another version of llm-assets (of_next_year" in said
+    assert json.loads(place.read_text()) == fields
+
+
+def test_file_that_may_not_be_read_is_told_beside_all_other_faults(
+    configured: Weeks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable = configured.current("clean_corpus")
+    DAMAGES["flipped bit"](configured.current("tokenized_shards"))
+    digest = manifest.sha256_of
+
+    def refuse(url: str) -> str:
+        if url.startswith(unreadable.url):
+            raise PermissionError(errno.EACCES, "Permission denied", url)
+        return digest(url)
+
+    monkeypatch.setattr(manifest, "sha256_of", refuse)
+    for arguments in ((), ("--repair",)):
+        code, said = doctor(*arguments)
+        assert code == 1 and f"{unreadable.url}/content: this user (uid" in said
+        assert "not checked" in said and "tokenized_shards/" in said
+    assert "1 of 2 faults repaired" in said and unreadable.path.exists()
+
+
+def test_what_lies_behind_a_link_is_told_to_be_unchecked(configured: Weeks, tmp_path: Path) -> None:
+    corpus = configured.current("clean_corpus").path
+    corpus.rename(tmp_path / "elsewhere")
+    corpus.symlink_to(tmp_path / "elsewhere")
+    (corpus.parent / "circle").symlink_to(corpus.parent)
+    code, said = doctor()
+    assert code == 0
+    for name in (corpus.name, "circle"):
+        assert f"clean_corpus/{name}: it is a link to a folder" in said
 
 
 def test_what_cannot_be_mended_keeps_nothing_else_from_it(
