@@ -162,11 +162,16 @@ class Passages:
     """The others, and what became of them, in words."""
 
 
+class TooLong(UserError):
+    """A text has more words than can be looked for as a whole."""
+
+
 def find_passages(store: Store, state: RegistryState, version: ModelVersion, text: str) -> Passages:
     """Look for a text in the clean corpora behind a version and the models that it continues.
 
     Raises:
         UserError: the text is empty, or the version is a base model.
+        TooLong: the text cannot be looked for.
     """
     if not text.split():
         raise UserError("Give a piece of text to look for.")
@@ -190,7 +195,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     except (pa.ArrowInvalid, OSError) as error:
         if "pattern too large" not in str(error):
             raise
-        raise UserError(
+        raise TooLong(
             f"A text of {len(forms[0]):,} words is too long to be looked for. Give a part of it."
         ) from None
     # A text in several corpora is described as in the first one.

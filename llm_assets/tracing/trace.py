@@ -22,7 +22,7 @@ from artifacts.progress import Report, counted
 from artifacts.shards.span_index import SHORTEST, first_places
 from artifacts.store.store import Store
 from llm_assets.registry.state import ModelVersion, RegistryState
-from llm_assets.tracing.explain import Exposure, find_passages
+from llm_assets.tracing.explain import Exposure, TooLong, find_passages
 from llm_assets.tracing.training_text import (
     IndexedShard,
     RowPart,
@@ -215,7 +215,12 @@ class Tracer:
             return best
         # Stretches are searched by tokens, from a minimum length, and within a row. What
         # `llm-assets explain` finds in addition must not be reported as absent.
-        passages = find_passages(self._store, state, version, answer)
+        try:
+            passages = find_passages(self._store, state, version, answer)
+        except TooLong:
+            # A document with all of it would have had a stretch, unless it was not trained on.
+            whole = f"documents with the whole answer, whose {len(answer.split()):,} words are many"
+            return replace(best, missing=[*best.missing, whole])
         missing = [*best.missing, *passages.missing]
         return replace(best, documents=passages.documents, missing=missing)
 

@@ -203,9 +203,13 @@ def told_of(lab: Lab, text: str, number: int) -> tuple[Trace, Passages]:
     return lab.trace(text, state.get(number)), passages
 
 
-def test_a_text_of_too_many_words_is_refused_with_what_to_do(lab: Lab) -> None:
-    with pytest.raises(UserError, match=r"40,000 words is too long .* Give a part of it"):
-        told_of(lab, "1 " * 40_000, 1)
+def test_a_text_of_too_many_words_is_looked_for_by_its_spans_alone(lab: Lab) -> None:
+    text = f"{'1 ' * 40_000} {lab.said.split()[4]}"
+    with pytest.raises(UserError, match=r"40,001 words is too long .* Give a part of it"):
+        find_passages(lab.store, lab.registry.state(), lab.first, text)
+    found = lab.trace(text)
+    assert found.verdict == "near" and found.near
+    assert list(told(found))[-1].startswith("Not searched: documents with the whole answer, whose")
 
 
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.soak), 2])
