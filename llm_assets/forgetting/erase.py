@@ -46,6 +46,8 @@ from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts
 KINDS = ("raw_corpus", "clean_corpus", "tokenized_shards", "study", "exam", "eval_metrics")
 """Kinds of artifacts that hold text."""
 REASON = "texts were forgotten"
+LEASE = "erasing"
+"""Of whoever takes text out of a store's artifacts."""
 
 
 def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report: Report) -> None:
@@ -56,10 +58,12 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     Raises:
         DamagedArtifact: a manifest or a file cannot be read.
     """
-    for artifact, contents, stats in _without_texts(record, state, listed):
-        if rewritten := rewrite(artifact, contents, stats, REASON):
-            name = f"{artifact.manifest.kind} {artifact.fingerprint}"
-            report(f"{name}: {len(rewritten):,} file(s) rewritten without the text.")
+    # Two at once would each write manifests by what it had read before the other rewrote files.
+    with record.store.lease(LEASE, lambda who: report(f"waiting for {who}")):
+        for artifact, contents, stats in _without_texts(record, state, listed):
+            if rewritten := rewrite(artifact, contents, stats, REASON):
+                name = f"{artifact.manifest.kind} {artifact.fingerprint}"
+                report(f"{name}: {len(rewritten):,} file(s) rewritten without the text.")
     for kind in KINDS:
         for fingerprint in _names(record, state, kind):
             try:

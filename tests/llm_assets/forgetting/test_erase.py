@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -40,6 +42,7 @@ from tests.llm_assets.registry.conftest import entry
 from tests.recipes.conftest import settings_of
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.tiny import tiny_shards, tiny_texts
+from tests.waiting import WAIT_SECONDS, wait_until
 
 COPY, PAST = "copy of 3", "3 before it was renamed"
 
@@ -325,6 +328,38 @@ def test_killed_halfway_nobody_reads_half_of_it_and_the_next_call_goes_on(
     corpora.current("raw_corpus").verify()
     assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids if one != "text-3"]
     assert not (Path(raw.url) / BEFORE_NAME).exists()
+
+
+def test_two_at_once_leave_whole_artifacts_without_the_texts_of_both(
+    corpora: Corpora, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, begun, go_on = erasing._filtered, threading.Event(), threading.Event()
+
+    def filtered(parquet: pq.ParquetFile, ids: pa.Array) -> bytes:
+        begun.set()
+        assert go_on.wait(WAIT_SECONDS)
+        return whole(parquet, ids)
+
+    monkeypatch.setattr(erasing, "_filtered", filtered)
+    (entry,) = corpora.listed.documents
+    last = entry.model_copy(update={"id": corpora.ids[-1], "text_hash": corpora.ids[-1]})
+    both, said = ForgottenList(documents=[entry, last]), list[str]()
+    first = threading.Thread(target=corpora.erase)
+    second = threading.Thread(
+        target=erase, args=(corpora.record, RegistryState(), both, said.append)
+    )
+    first.start()
+    assert begun.wait(WAIT_SECONDS)
+    second.start()
+    with suppress(AssertionError):
+        wait_until(lambda: said, seconds=2)
+    go_on.set()
+    for thread in (first, second):
+        thread.join()
+    for kind in ("raw_corpus", "clean_corpus", "tokenized_shards"):
+        corpora.current(kind).verify()
+    assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids[:-1] if one != "text-3"]
+    assert said[0].startswith("waiting for ")
 
 
 def test_ids_are_read_from_a_file_as_windows_writes_it(tmp_path: Path) -> None:
