@@ -97,8 +97,13 @@ def _of_versions(
     for version, unrecorded in doubtful.items():
         reason = f"there is no record of {', '.join(unrecorded)}"
         yield None, f"version {version} may have been trained on some of them: {reason}"
+    by_model = {version.model_fingerprint: version for version in state.versions}
     for reading in stated.read_by:
-        rejected = state.is_rejected(state.get(reading.version).weights)
+        # A registry begun anew, or another store's, gives the same numbers to other models.
+        if (version := by_model.get(reading.checkpoint)) is None:
+            yield None, f"checkpoint {reading.checkpoint}, trained on them, is no version here"
+            continue
+        rejected = state.is_rejected(version.weights)
         is_stored = store.exists("checkpoint", reading.checkpoint)
         weights = "its weights are still there" if is_stored else "its weights are gone"
         is_now = "is withdrawn" if rejected else "is not withdrawn"

@@ -10,7 +10,12 @@ import pytest
 from artifacts.storage.transfer import remote_entries
 from artifacts.store import layout
 from artifacts.store.rewrite import rewrite
-from llm_assets.forgetting.certificate import Forgetting, Replacement, weights_of
+from llm_assets.forgetting.certificate import (
+    Forgetting,
+    Reading,
+    Replacement,
+    weights_of,
+)
 from llm_assets.forgetting.erase import REASON, _without_tokens
 from llm_assets.forgetting.forgotten_list import ForgottenDocument, add_to_list
 from llm_assets.forgetting.verification import examine, train_again
@@ -38,20 +43,25 @@ def _text_read_by(trained: TrainedStore, runs: list[int]) -> str:
     return next(texts)
 
 
-def _find_versions(trained: TrainedStore, text: str) -> list[tuple[bool | None, str]]:
-    """What is found of versions, of a text that is to be forgotten."""
+def _stated(trained: TrainedStore, text: str, read_by: list[Reading]) -> Forgetting:
+    """A certificate of a text, which is on the list."""
     document = ForgottenDocument(
         id="manual/0", source="manual", text_hash=text, by="Ada", reason="asked to"
     )
     add_to_list(trained.store, "manual", [document])
-    stated = Forgetting(
+    return Forgetting(
         pipeline="manual",
         at=document.at,
         documents=[document],
-        read_by=[],
+        read_by=read_by,
         replaced=[],
         erased=False,
     )
+
+
+def _find_versions(trained: TrainedStore, text: str) -> list[tuple[bool | None, str]]:
+    """What is found of versions, of a text that is to be forgotten."""
+    stated = _stated(trained, text, [])
     findings = examine(trained.record, trained.registry.state(), stated, lambda line: None)
     return [(holds, told) for holds, told in findings if told.startswith("version")]
 
@@ -84,6 +94,18 @@ def test_of_a_version_that_was_trained_on_a_text_it_is_not_also_said_that_it_may
     text = _text_read_by(trained, [2])
     _record_of_first(trained).unlink()
     assert _find_versions(trained, text) == [TRAINED, (None, f"version 1 {UNKNOWN}")]
+
+
+def test_what_another_registry_calls_by_a_number_is_not_taken_for_a_version_here(
+    trained: TrainedStore,
+) -> None:
+    """As with a certificate of another store."""
+    read_by = [Reading(version=one, checkpoint=f"{one:020}", steps={}) for one in (1, 7)]
+    stated = _stated(trained, _text_read_by(trained, [2]), read_by)
+    findings = list(examine(trained.record, trained.registry.state(), stated, lambda line: None))
+    for one in (1, 7):
+        told = f"checkpoint {one:020}, trained on them, is no version here"
+        assert (None, told) in findings
 
 
 def test_of_a_run_whose_text_was_forgotten_since_nobody_knows_whether_it_would_come_out_again(
