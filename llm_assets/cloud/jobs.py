@@ -146,6 +146,7 @@ def engine_arguments(machines: EndpointMachineSettings) -> list[str]:
         arguments += ["--tensor-parallel-size", str(machines.accelerator_count)]
     accelerator = ACCELERATORS.get(machines.accelerator_type)
     if accelerator is not None and not accelerator.bfloat16:
+        # vLLM refuses to serve weights in bfloat16 on accelerators that cannot multiply it.
         arguments += ["--dtype", "half"]
     if vllm.max_model_len is not None:
         arguments += ["--max-model-len", str(vllm.max_model_len)]
@@ -242,6 +243,7 @@ def batch_job(
     """
     bucket, several = f"{MOUNT}/{settings.bucket}", machines.replicas > 1
     with_accelerators = machines.accelerator_type is not None
+    # Processes of several machines connect to each other on ports that nobody knows before.
     options = f"--network host --shm-size {SHARED_MEMORY_MB}m"
     container = {
         "image_uri": settings.images.cuda,
@@ -251,6 +253,7 @@ def batch_job(
             *([f"{HOSTS_FILE}:{HOSTS_FILE}:ro"] if several else []),
             *(DRIVERS if with_accelerators else ()),
         ],
+        # As Google's page on jobs with GPUs has it: the container needs the machine's devices.
         "options": f"{options} --privileged" if with_accelerators else options,
     }
     task = {
@@ -261,6 +264,7 @@ def batch_job(
             {
                 "gcs": {"remote_path": settings.bucket},
                 "mount_path": bucket,
+                # Otherwise gcsfuse shows only folders with an object, and nothing here makes those.
                 "mount_options": ["--implicit-dirs"],
             }
         ],
@@ -287,6 +291,7 @@ def batch_job(
     if subnetwork := settings.whole_subnetwork:
         interface = {"subnetwork": subnetwork, "no_external_ip_address": True}
         network = {"network": {"network_interfaces": [interface]}}
+    # Batch looks for machines in all zones of a region where none is named.
     places = [f"zones/{zone}" for zone in machines.zones] or [f"regions/{settings.region}"]
     return {
         "task_groups": [group],
@@ -321,6 +326,7 @@ def tpu_job(
         "tpu": {"node_spec": [{"node": node}]},
         "queueing_policy": {"valid_until_duration": wait},
     }
+    # Without either, Cloud TPU takes the request for a machine on demand.
     if machines.strategy == "SPOT":
         resource["spot"] = {}
     elif machines.reservation:
@@ -432,6 +438,7 @@ def _as_env(variables: dict[str, str]) -> list[dict[str, str]]:
 
 def _variables(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
     """What the launcher reads: the job's lease, and secrets by name, never their values."""
+    # Whoever may list jobs sees their variables, so a secret is named here and read by the job.
     lease = {
         environment.LEASE_VARIABLE: lease_of(output),
         environment.SECONDS_VARIABLE: str(round(settings.lease_hours * HOUR)),

@@ -100,6 +100,7 @@ def machine_price(
     added = {m.machine_type for m in machines if m.accelerator_count} - BUILT_IN.keys()
     list_price = None if machine_type in added else DOLLARS_AN_HOUR.get(machine_type)
     if list_price and service is not VertexCustomJobs:
+        # The list has Vertex AI's prices; on the other services a machine costs no fee.
         list_price /= VERTEX_AI_FEE
     price = settings.cost.prices.get(machine_type, list_price)
     return price and price * (settings.cost.spot_factor if is_cheaper else 1.0)
@@ -277,6 +278,7 @@ class Spending:
         total = job.billed_hours or (end - start) / HOUR * self.number + extra_hours
         lost = 0.0
         if job.phase.ended and job.lost_machines:
+            # What was saved before this job began says nothing of the hours that it lost.
             saved = max(start, self.last_saved() or 0.0)
             lost = max(0.0, end - saved) / HOUR * self.number
         return MachineHours(total, total if job.is_cheaper else 0.0, lost)
@@ -330,6 +332,7 @@ class Spending:
     def _record(self, job: RemoteJob) -> None:
         name = _entry_name(job)
         hours = self._jobs[name].total
+        # By its start, so that an entry that is written again after midnight keeps its place.
         month = datetime.fromtimestamp(job.started, UTC).strftime("%Y-%m")
         dollars = hours * (self.dollars_per_hour or 0.0)
         entry = _Entry(job=name, run=self.run, machines=self.machines, hours=hours, dollars=dollars)

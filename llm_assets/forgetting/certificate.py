@@ -281,6 +281,7 @@ def issue(
         at=datetime.now(UTC),
         documents=list(documents),
         read_by=read_by,
+        # Runs that were repeated for another request were trained on these texts all the same.
         replaced=[replacement for replacement in replaced if set(texts) <= set(replacement.masked)],
         erased=True,
         search=search,
@@ -292,6 +293,7 @@ def issue(
         "predicate": predicate.model_dump(mode="json"),
     }
     content = sign(statement, open_signer(key))
+    # By its content, so that no certificate ever takes the place of another.
     name = f"{hashlib.sha256(content).hexdigest()[:12]}.json"
     place = f"{layout.certificates(record.name)}/{name}"
     record.store.write_bytes(place, content)
@@ -436,5 +438,6 @@ def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str
         ) from None
     if envelope.payload_type != PAYLOAD_TYPE:
         raise UserError(f"{path} is a signed {envelope.payload_type}, not a {PAYLOAD_TYPE}.")
+    # Only now: nothing that is not signed is read as a statement.
     statement: dict[str, Any] = json.loads(envelope.payload)
     return statement, key.keyid

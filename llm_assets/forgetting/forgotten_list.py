@@ -143,6 +143,7 @@ class ForgottenList(BaseModel):
         """Its part of a clean corpus's inputs."""
         if not self.documents:
             return {}
+        # Where signatures lie, and what looked alike in one corpus, is no part of what was asked.
         excluded = {"signatures", "similar", "similar_ids"}
         content = self.for_cleaning().model_dump(mode="json", exclude=excluded)
         # An earlier corpus of the same text lacks what is wanted again since.
@@ -236,6 +237,7 @@ def change_documents(
 
 def give_up_signatures(store: Store, pipeline: str, file: str) -> None:
     """Set a damaged file of signatures aside; of its texts, only exact copies are found then."""
+    # The list first: as long as it names a file that is gone, no corpus can be built.
     change_documents(store, pipeline, lambda document: document.signature == file, signature=None)
     store.set_aside(f"{layout.certificates(pipeline)}/{file}")
 
@@ -254,6 +256,7 @@ def _change(store: Store, pipeline: str, enter: Callable[[ForgottenList], None])
         forgotten.changes += 1
         return forgotten.model_dump_json(indent=2).encode()
 
+    # The list before its copy: a list that is older than its copy counts as outdated.
     store.update(place, change)
     keep_copy(store, pipeline)
 
@@ -262,6 +265,7 @@ def keep_copy(store: Store, pipeline: str) -> None:
     """Copy the list, unless the copy is newer, and the signatures."""
     forgotten = read_list(store, pipeline)
     source, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
+    # Before the list that names them, so that a copy is never without its signatures.
     copy_signatures(store, forgotten, source, copies)
 
     def change(content: bytes | None) -> bytes | None:

@@ -117,6 +117,7 @@ def _of_weights(store: Store, replacement: Replacement) -> Finding:
         return False, f"{name} is no longer in {store.root}"
     weights = weights_of(checkpoint)
     if store.is_local:
+        # Of the files themselves: a manifest could be written anew beside other weights.
         weight_files = {path: Path(checkpoint.url, path) for path in replacement.weights_after}
         weights = {
             path: sha256_of(str(file)) for path, file in weight_files.items() if file.exists()

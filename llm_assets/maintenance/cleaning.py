@@ -197,6 +197,7 @@ def read_contents(store: Store) -> Contents:
         running=running,
         superfluous={
             name: find_superfluous(f"{store.root}/{layout.run(name[1])}", 1, check)
+            # A finished training resumes from nothing, and one that runs removes its old states.
             for name in runs - manifests.keys() - running.keys()
         },
     )
@@ -227,6 +228,7 @@ def plan_removals(
     }
     needed = reach(inputs | contents.running, young | lasting)
     outdated = {*withdrawn, *_outdated_weights(contents, state.versions, lasting)}
+    # After the walk, so that weights go alone: what they were made from is still reached.
     needed = {name: reason for name, reason in needed.items() if name not in outdated}
     explained = {item for version in state.versions for item in version.lineage.items()}
     return [
@@ -312,6 +314,7 @@ def _lasting(
             yield item, f"behind version {number} ({', '.join(reasons)})"
     for owner, history in contents.histories.items():
         for asset, entries in history.assets.items():
+            # How long another pipeline keeps what it made before is for its own settings to say.
             kept_entries = (
                 [entries.current] if owner == pipeline else [entries.current, *entries.previous]
             )
@@ -357,6 +360,7 @@ def _runs(
     of_others = set().union(*by_owner.values()) - own_runs
     for run in contents.inventory.runs():
         name, place = ("checkpoint", run), f"{layout.RUNS_FOLDER}/{run}"
+        # Its program writes and removes states meanwhile.
         if name in contents.running:
             continue
         parts = {part: folder for (kind, part), folder in folders.items() if kind == place}

@@ -311,6 +311,7 @@ def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
         place = layout.run(run)
         for step, fault in checkpoints.find_damaged(f"{store.root}/{place}"):
             yield _aside(store, f"{place}/step-{step}", fault, remedy)
+        # Their readers take a folder of this machine.
         if not store.is_local:
             continue
         folder = store.local_path(f"{store.root}/{place}")
@@ -388,6 +389,7 @@ def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[StoreFaul
         champion = registry.find("champion")
     except UserError:
         return  # What `check_registry` says of a registry that cannot be read is enough.
+    # An endpoint that rolls out serves two versions, of which the champion is one.
     if serves and champion and str(champion.version) not in {r.version for r in serves.routes}:
         served = ", ".join(route.version for route in serves.routes) or "nothing"
         yield StoreFault(

@@ -220,10 +220,12 @@ def is_transient(error: Exception) -> bool:
     if REVOKED.search(str(error)):
         return False
     if isinstance(error, exceptions.GoogleAPICallError):
+        # A quota of machines is refused with the status of too many calls, and stays used up.
         if is_resource_quota(error.message or ""):
             return False
         if error.code == 409:
             return isinstance(error, exceptions.Aborted)
+        # gRPC gives a stream that was cut the status Unknown, and says so in words alone.
         unnamed_stream_fault = isinstance(error, exceptions.Unknown) and "tream" in str(error)
         return error.code in BUSY_STATUSES or unnamed_stream_fault
     connection_errors = (

@@ -84,6 +84,7 @@ class BatchJobs(service.RemoteService):
         phase = PHASES.get(job.status.state.name, service.Phase.WAITING)
         events = job.status.status_events
         descriptions = [event.description for event in events if event.description]
+        # The events of a job have exit codes in words alone; only those of its tasks have a field.
         codes = [int(code) for text in descriptions for code in EXIT_CODE.findall(text)]
         lost = bool(LOST_MACHINES & {*codes})
         instances = job.allocation_policy.instances

@@ -138,6 +138,7 @@ class RemoteRun:
                         raise
                     page = self.service.links(self.job.name)["console"]
                     raise failures.failure_while_running(error, page) from error
+                # A run that was canceled or interrupted leaves nobody who wants what its job does.
                 except BaseException:
                     self._cancel()
                     raise
@@ -171,6 +172,7 @@ class RemoteRun:
             f"{self.job.name} was interrupted ({self.job.detail}); starting it again, "
             f"{self.restarts}"
         )
+        # Only restarts without progress make the pause longer, as only these count.
         delay = self.limits.restart_delay_seconds * 2 ** (self.restarts.in_vain - 1)
         self._signals.sleep(min(LONGEST_RESTART_DELAY_SECONDS, delay))
         self._adopt_or_submit()
@@ -203,11 +205,13 @@ class RemoteRun:
                     return existing
                 attempt += 1
                 continue
+            # Where names may repeat, another run can have submitted between the search and here.
             others = [job for job in self.service.find(self.key) if job.name != created.name]
             active = [created, *(job for job in others if job.phase.adoptable)]
             return self._settle_duplicates(active, min(active, key=_age))
 
     def _choose(self, jobs: list[RemoteJob]) -> RemoteJob | None:
+        # The oldest, as every other run chooses, so that all of them follow the same job.
         active = [job for job in jobs if job.phase.adoptable]
         if active:
             return active[0]
@@ -217,6 +221,7 @@ class RemoteRun:
         return None
 
     def _closed_well(self, job: RemoteJob) -> bool:
+        # By a reader of its own: the messages of this run come from the job that it follows.
         probe = self.reader.for_run(self.context.log.debug)
         probe.follow(f"{self.key}/{job.labels.get(MESSAGES_LABEL, '')}")
         probe.poll()
@@ -265,10 +270,12 @@ class RemoteRun:
                 waiting_since = time.monotonic()
             self.job = job
             waited = time.monotonic() - waiting_since
+            # Asked at each look, also of a job that has ended: it records what the job has cost.
             if reason := self.limits.objection(job) or self._why_waits_no_more(job, waited):
                 self._cancel()
                 raise self._failure(f"{name} was cancelled: {reason}", job)
             if job.phase.ended:
+                # Before it is judged: a machine that is left costs money whatever came of it.
                 self._guard(f"taking down {name}", partial(self.service.release, job))
                 return self._judge(self._with_reason(job))
             self._signals.sleep(backoff.take())

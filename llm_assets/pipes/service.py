@@ -204,6 +204,7 @@ class RemoteService(ABC):
 
     def __init__(self, client: Any, parent: str, job: Any = None) -> None:
         project, region = parse_parent(parent)
+        # The advice to wait in Google's queue is of no use to a job that did.
         could_wait = self.kind.flex_start and "FLEX_START" not in str(job)
         self.place = replace(self.kind, project=project, region=region, flex_start=could_wait)
         self._client = client

@@ -112,6 +112,7 @@ class TpuVms(service.RemoteService):
 
     def describe(self, job: Any) -> service.RemoteJob:
         (spec,), labels, state = job.tpu.node_spec, self.labels_of(job), job.state.state.name
+        # A request without a machine has no record yet, and asking the bucket costs a call.
         record = self._read_record(job) if state in (*WITH_MACHINE, "SUSPENDED") else {}
         made_at = self._made(job) if state in WITH_MACHINE else 0.0
         phase, detail, lost = self._judge(job, record, made_at)
@@ -154,6 +155,7 @@ class TpuVms(service.RemoteService):
             if job.state.state_initiator.name == "USER":
                 return service.Phase.CANCELLED, "somebody deleted its machine", False
             return failed, "Google took its machine away", True
+        # In all others, from ACCEPTED to PROVISIONING, the request waits for its machine.
         phase = PHASES.get(state, service.Phase.WAITING)
         if phase is not failed:
             return phase, "", False

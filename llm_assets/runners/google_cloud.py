@@ -121,6 +121,7 @@ class CloudWork:
         def prepare() -> None:
             """Before each submission: check the budget, and remove what a failed job left."""
             spending.check_before()
+            # Else files of an attempt before would pass for what this one has to leave.
             files.remove(self.output or self.job_output)
 
         def look(job: RemoteJob) -> str | None:
@@ -174,6 +175,7 @@ class DataprocSparkRunner(SparkRunner):
         work = CloudWork(
             settings, name, spec, output, lambda: [] if files.exists(output) else [output]
         )
+        # A batch's main file has to lie in storage; the packages that it runs are in the image.
         main = f"{work.folder}/main.py"
         files.write(main, MAIN_PROGRAM.format(module=job.__name__).encode())
         batch = jobs.spark_batch(settings, main, ["--spec", work.spec_file])
@@ -227,6 +229,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         settings, missing = self._settings(), partial(_missing, spec.output, {RESULT_NAME})
         work = CloudWork(settings, "smoke", spec, f"{spec.output}/mounted", missing)
         machines = settings.evaluation.model_copy(update={"replicas": nodes})
+        # Two at least, so that processes of a single machine have to find each other, too.
         self._run(context, work, machines, max(2, nodes))
         return _read_result(spec.output)
 
@@ -420,6 +423,7 @@ class TpuVmTrainingRunner(CloudTrainingRunner):
 
 def missing_of_training(spec: TrainingSpec) -> list[str]:
     """What a finished training did not leave, in order: its records, or files of its model."""
+    # Large models are saved in several files, which an index names.
     index = files.find(f"{spec.export_folder}/{INDEX}")
     weights = set(json.loads(index)["weight_map"].values()) if index else {WEIGHTS}
     return [

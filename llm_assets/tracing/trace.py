@@ -209,6 +209,7 @@ class Tracer:
             missing = [str(error), *passages.missing]
             return Trace(version.version, answer, documents=passages.documents, missing=missing)
         behind = [version.lineage, *(shards.manifest.inputs for shards in text.artifacts)]
+        # Corpora behind one version may be in different Unicode forms, each with tokens of its own.
         forms = in_forms_of(self._store, behind, answer)
         best = max((_trace(text, form) for form in forms), key=lambda candidate: candidate.share)
         if best.verbatim:

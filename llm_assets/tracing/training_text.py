@@ -308,6 +308,7 @@ class TrainingText:
         artifacts: dict[str, Artifact] = {}
         readers: dict[str, frozenset[str]] = {}
         missing: list[str] = []
+        # The newest first, whose shards and licenses come before those of earlier ones.
         for run in reversed(runs):
             name = shards_of(store, run)
             artifact = store.find_named("tokenized_shards", name)
@@ -345,6 +346,7 @@ class TrainingText:
         for artifact in self.artifacts:
             readers = self.readers.get(artifact.fingerprint, frozenset())
             for shard in open_indexed(artifact, readers, self.report):
+                # A corpus that grew shares most shards with the one before; each is searched once.
                 existing = by_content.get(shard.content, shard)
                 by_content[shard.content] = replace(
                     existing, records=existing.records | shard.records
