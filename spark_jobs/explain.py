@@ -43,11 +43,8 @@ class DocumentStory:
                 f"{copy['similarity']:.2f} to {copy['neighbor']})"
             )
         for occurrence in self.occurrences:
-            count = (
-                f"{len(occurrence.rows):,} rows"
-                if len(occurrence.rows) > 1
-                else f"row {occurrence.rows[0]}"
-            )
+            rows = occurrence.rows
+            count = f"{len(rows):,} rows" if len(rows) > 1 else f"row {rows[0]}"
             lines.append(f"  {occurrence.split}, shard {occurrence.shard}, {count}")
         return "\n".join(lines)
 

@@ -168,7 +168,13 @@ def _run(job: JobRun, spec: CleanSpec) -> dict[str, Any]:
     stats = corpus_stats(outcome, settings) | {"past": outcome.left.count}
     labels = _write(run, outcome, parts, spec.output)
     if similar.num_rows:
-        stats["similar_to_forgotten"] = _write_similar(job, similar, spec.output)
+        parquet.write_table(f"{spec.output}/{SIMILAR_NAME}", similar)
+        job.report(
+            f"{similar.num_rows:,} documents are left out, since they hold text that was "
+            f"forgotten: {tell_similar(similar)}"
+        )
+        shown = similar.select(["id", "forgotten", "similarity"]).slice(0, MOST_SIMILAR)
+        stats["similar_to_forgotten"] = shown.to_pylist()
     job.report(
         f"{stats['documents']:,} of {stats['documents_read']:,} documents kept, "
         f"{stats['bytes'] / 1e6:,.1f} MB"
@@ -322,17 +328,6 @@ def _write(
         for name, counts in record["labels"].items():
             labels[name].update(counts)
     return {name: dict(sorted(counts.items())) for name, counts in labels.items()}
-
-
-def _write_similar(run: JobRun, similar: pa.Table, output: str) -> list[dict[str, Any]]:
-    """List the documents that hold forgotten text; return the first for the stats."""
-    parquet.write_table(f"{output}/{SIMILAR_NAME}", similar)
-    run.report(
-        f"{similar.num_rows:,} documents are left out, since they hold text that was "
-        f"forgotten: {tell_similar(similar)}"
-    )
-    shown = similar.select(["id", "forgotten", "similarity"]).slice(0, MOST_SIMILAR)
-    return shown.to_pylist()
 
 
 def dropped_examples(

@@ -203,7 +203,8 @@ def send_references(
     ngrams = join_ngrams(load_ngrams(record["url"]) for record in records)
     url = save_ngrams(run.scratch, ngrams)
     overlaps.remember(url)
-    return partial(_sent, url=url)
+    # Of every part all n-grams, in one file that a worker reads once.
+    return lambda part: load_ngrams(url)
 
 
 def _save(source: ReferenceTexts, overlaps: PartOverlaps, folder: str) -> dict[str, Any]:
@@ -216,11 +217,6 @@ def _read(source: ReferenceTexts, overlaps: PartOverlaps) -> NGrams:
     if isinstance(source, str):
         return load_ngrams(source)
     return group_ngrams(overlaps.held_out_ngrams(source))
-
-
-def _sent(_: int, url: str) -> NGrams:
-    """All n-grams, in one file that a worker reads once."""
-    return load_ngrams(url)
 
 
 def join_references(

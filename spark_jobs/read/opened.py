@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -282,14 +282,9 @@ def _write_chunk(
 def _usable(documents: Iterable[Document | Fault], record: ChunkRecord) -> Iterator[Document]:
     """The documents that a corpus can hold; these and the faults are counted in the record."""
     for item in documents:
-        document = item if isinstance(item, Fault) else check_document(item)
+        document = check_document(item)
         if isinstance(document, Fault):
-            if document.counted != "dropped":
-                getattr(record, document.counted).add(document.reason, document.message)
-                continue
-            record.faults[document.reason] += 1
-            if record.faults[document.reason] <= EXAMPLES:
-                record.examples.append(document.message)
+            count_fault(document, record, record.examples)
             continue
         document.text = with_whole_characters(document.text)
         if document.example:
@@ -312,9 +307,21 @@ def open_parquet(target: Path | pa.NativeFile) -> pq.ParquetWriter:
     return pq.ParquetWriter(target, SCHEMA, compression="zstd", write_page_checksum=True)
 
 
-def check_document(document: Document) -> Document | Fault:
+def count_fault(fault: Fault, record: Any, messages: list[str], most: int = EXAMPLES) -> None:
+    """Count a fault where a record has such, and keep the messages of the first of each reason."""
+    if fault.counted != "dropped":
+        getattr(record, fault.counted).add(fault.reason, fault.message)
+        return
+    record.faults[fault.reason] += 1
+    if record.faults[fault.reason] <= most:
+        messages.append(fault.message)
+
+
+def check_document(document: Document | Fault) -> Document | Fault:
     """Return the document, or its fault: it has no text, or an id that later stages, terminals or
     pages cannot handle."""
+    if isinstance(document, Fault):
+        return document
     place = document.place or shown_in_line(document.path or document.source)
     named = f"{place}: the id '{shown_in_line(document.id[:80])}'"
     if fault := find_id_fault(document.id):

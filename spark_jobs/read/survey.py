@@ -15,7 +15,7 @@ from spark_jobs.read.document import EXAMPLES, Document, Fault
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.rows import count_rows
 from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
-from spark_jobs.read.opened import SkippedFiles, check_document, hash64
+from spark_jobs.read.opened import SkippedFiles, check_document, count_fault, hash64
 from spark_jobs.read.settings import Files
 from spark_jobs.read.source_file import StoredFile
 
@@ -156,9 +156,9 @@ class _Look:
             rows = count_rows(content) if name == "parquet" else 0
             for document in documents_of(content):
                 kind.bytes += file.size / rows if rows else 0
-                checked = document if isinstance(document, Fault) else check_document(document)
+                checked = check_document(document)
                 if isinstance(checked, Fault):
-                    self._set_aside(checked)
+                    count_fault(checked, result, result.messages, self.messages)
                 else:
                     self._add(checked, kind, new)
         except BadFile as error:
@@ -167,7 +167,8 @@ class _Look:
             # A run leaves out the whole file, even documents that come before the damage.
             result.read, result.languages, kind.counts = before
             self.seen.difference_update(new)
-            self._set_aside(Fault("bad_file", str(error)))
+            fault = Fault("bad_file", str(error))
+            count_fault(fault, result, result.messages, self.messages)
         except SourceChanged:
             # What else there is decides; a run reads what is there by then.
             result.unread.add("removed while the folder was read", file.name)
@@ -188,14 +189,6 @@ class _Look:
             content = document.text.encode("utf-8", "surrogatepass")
             beyond_ascii = len(content.translate(None, ASCII))
             kind.counts.update(documents=1, bytes=len(content), beyond_ascii=beyond_ascii)
-
-    def _set_aside(self, fault: Fault) -> None:
-        if fault.counted != "dropped":
-            getattr(self.result, fault.counted).add(fault.reason, fault.message)
-            return
-        self.result.faults[fault.reason] += 1
-        if self.result.faults[fault.reason] <= self.messages:
-            self.result.messages.append(fault.message)
 
 
 LOOKED_AT = 2_000

@@ -243,9 +243,7 @@ def _find_references(
     if settings.maximum_overlap == 1 and not survey.documents["replay"]:
         return None
     evaluation = save_evaluation_ngrams(spec.evaluation_texts, job.scratch, settings)
-    sources: list[ReferenceTexts] = [*survey.with_held_out]
-    if evaluation:
-        sources.append(evaluation)
+    sources: list[ReferenceTexts] = [*survey.with_held_out, *([evaluation] if evaluation else [])]
     overlaps = PartOverlaps.of(settings.ngram_size, job.cache)
     # Both ways give the same overlaps, so the bound is not part of the shards' identity.
     if survey.bytes["held_out"] <= spec.held_out_in_memory * 10**6:

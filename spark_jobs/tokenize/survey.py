@@ -7,7 +7,7 @@ seen once: sampling them would change what is measured.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -118,9 +118,7 @@ def _weights_of_shares(
             + " If all sources have a share, the shares must add up to 1; otherwise, to less."
         )
     if others:
-        text = sum(source_bytes[source] * weights.get(source, 1.0) for source in others) / (
-            rest or 1
-        )
+        text = sum(source_bytes[source] * weights.get(source, 1.0) for source in others) / rest
     else:
         text = min((source_bytes[source] / share for source, share in shares.items()), default=0)
     return {source: share * text / source_bytes[source] for source, share in shares.items()}
@@ -142,44 +140,34 @@ BYTES_PER_TOKEN = 4
 class CorpusSurvey:
     """Counts and a sample of the clean corpus, taken before the long work."""
 
-    documents: Counter[Split]
-    bytes: Counter[Split]
-    source_bytes: Counter[str]
-    """Bytes of training text by source."""
-    source_documents: Counter[str]
-    """Training documents by source."""
-    with_held_out: list[Part]
-    """Parts with documents that are held out."""
     sample: list[str]
     """Texts, the same ones for the same corpus."""
+    documents: Counter[Split] = field(default_factory=Counter)
+    bytes: Counter[Split] = field(default_factory=Counter)
+    source_bytes: Counter[str] = field(default_factory=Counter)
+    """Bytes of training text by source."""
+    source_documents: Counter[str] = field(default_factory=Counter)
+    """Training documents by source."""
+    with_held_out: list[Part] = field(default_factory=list)
+    """Parts with documents that are held out."""
 
 
 def survey_parts(run: JobRun, parts: list[Part], settings: TokenizedShardsSettings) -> CorpusSurvey:
     """Read the corpus's small columns part by part, and a few of its texts."""
     surveys = map_tasks(run.spark, "surveying", parts, _survey_part, run.report)
-    documents: Counter[Split] = Counter()
-    sizes: Counter[Split] = Counter()
-    source_bytes: Counter[str] = Counter()
-    source_documents: Counter[str] = Counter()
-    for group in (group for survey in surveys for group in survey["groups"]):
-        documents[group["split"]] += group["documents"]
-        sizes[group["split"]] += group["bytes"]
-        # Only training text is mixed.
-        if group["split"] == "train":
-            source_bytes[group["source"]] += group["bytes"]
-            source_documents[group["source"]] += group["documents"]
-    return CorpusSurvey(
-        documents=documents,
-        bytes=sizes,
-        source_bytes=source_bytes,
-        source_documents=source_documents,
-        with_held_out=[
-            part
-            for part, survey in zip(parts, surveys, strict=True)
-            if any(group["split"] == "held_out" for group in survey["groups"])
-        ],
-        sample=_sample(parts, [survey["smallest_cluster"] for survey in surveys], settings),
-    )
+    smallest = [survey["smallest_cluster"] for survey in surveys]
+    found = CorpusSurvey(sample=_sample(parts, smallest, settings))
+    for part, survey in zip(parts, surveys, strict=True):
+        for group in survey["groups"]:
+            found.documents[group["split"]] += group["documents"]
+            found.bytes[group["split"]] += group["bytes"]
+            # Only training text is mixed.
+            if group["split"] == "train":
+                found.source_bytes[group["source"]] += group["bytes"]
+                found.source_documents[group["source"]] += group["documents"]
+        if any(group["split"] == "held_out" for group in survey["groups"]):
+            found.with_held_out.append(part)
+    return found
 
 
 def _survey_part(part: Part) -> dict[str, Any]:

@@ -134,6 +134,9 @@ def test_a_missing_corpus_and_a_missing_column_are_named(
         clean_corpus(spark, tmp_path / "absent", tmp_path / "clean", SETTINGS)
 
     raw = Path(raw_corpus([("a", "x" * 50)]))
+    with pytest.raises(UserError, match=r"absent holds no part-\*.parquet"):
+        absent = tmp_path / "absent"
+        clean_corpus(spark, raw, tmp_path / "clean", SETTINGS, earlier=absent)
     file = raw / "part-00000.parquet"
     pq.write_table(pq.read_table(file).drop_columns("source"), file)
     with pytest.raises(UserError, match=r"part-00000.parquet.*no column 'source'"):
@@ -160,21 +163,6 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(clean: Clean, tmp_pa
     assert clean_documents(tmp_path / "clean")["b"]["cluster"] == cluster
 
 
-def test_what_was_prepared_before_is_not_prepared_again(clean: Clean, tmp_path: Path) -> None:
-    texts = [(f"{number:03d}", text) for number, text in enumerate(tiny_texts(200))]
-    cache = tmp_path / "cache"
-
-    first = clean(texts[:150], name="first", cache=cache)
-    grown = clean(texts, name="grown", cache=cache)
-    fresh = clean(texts, name="fresh")
-
-    assert (first["parts"], first["parts_prepared"]) == (3, 3)
-    assert (grown["parts"], grown["parts_prepared"]) == (4, 1)
-    assert fresh["parts_prepared"] == 4
-    assert clean_documents(tmp_path / "grown") == clean_documents(tmp_path / "fresh")
-    assert not list(tmp_path.glob("*.scratch")) and not list(tmp_path.glob("*.decisions*"))
-
-
 def test_copies_and_what_repeats_evaluation_texts_are_found_also_where_no_space_parts_words(
     clean: Clean, tmp_path: Path
 ) -> None:
@@ -197,16 +185,6 @@ def test_copies_and_what_repeats_evaluation_texts_are_found_also_where_no_space_
     )
     assert stats["dropped"] == {"overlaps_evaluation": 2, "near_duplicate": 1}
     assert clean_documents(tmp_path / "clean").keys() == {"b", "d", "f"}
-
-
-def test_personal_data_are_masked_where_asked(clean: Clean, tmp_path: Path) -> None:
-    text = "Write to jane.doe@corp.example.net or 8.8.8.8, not to 10.0.0.1, about the pump. "
-
-    clean([("a", text)], SETTINGS.model_copy(update={"mask_personal_data": True}))
-
-    (document,) = clean_documents(tmp_path / "clean").values()
-    assert "jane" not in document["text"] and "8.8.8.8" not in document["text"]
-    assert "10.0.0.1" in document["text"]
 
 
 @pytest.mark.parametrize(

@@ -79,13 +79,6 @@ def test_files_that_a_library_reads_are_read_again_however_few_they_are(
         list(compare_texts(opened, str(tmp_path / "raw"), {"pypdf"}))
 
 
-def test_a_source_has_the_libraries_of_what_is_in_it_alone(folder: Path) -> None:
-    assert source_libraries(open_sources(files_source(folder))) == {"pyarrow"}
-    (folder / "page.html").write_text("<p>The pump opens every week.</p>")
-    assert "trafilatura" in source_libraries(open_sources(files_source(folder)))
-    assert "pypdf" not in source_libraries(open_sources(files_source(folder)))
-
-
 def test_a_version_names_what_it_decides_by_the_settings_alone() -> None:
     def used(**settings: Any) -> set[str]:
         return clean_libraries(CleanCorpusSettings.model_validate(settings))

@@ -18,7 +18,7 @@ from spark_jobs.read.snapshot import write_snapshot
 from spark_jobs.tokenize import job as tokenize
 from tests.spark_jobs.jobs import files_below
 from tests.spark_jobs.read.test_job import settings_of, spec_of, write_texts
-from tests.spark_jobs.test_decide import SPLIT, first_texts, write_raw
+from tests.spark_jobs.test_decide import BY_SPARK, IN_MEMORY, SPLIT, first_texts, write_raw
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 CLEANING = settings.CleanCorpusSettings(minimum_characters=40, split=SPLIT)
@@ -27,9 +27,6 @@ TOKENIZING = settings.TokenizedShardsSettings(
     shard_bytes=4_096,
     decontamination=settings.DecontaminationSettings(ngram_size=5, maximum_overlap=0.3),
 )
-IN_MEMORY, BY_SPARK = 10**6, 0
-"""Most that is done on whole arrays."""
-
 STEPS = {
     *("copying text", "numbering ids that come again"),
     *("normalizing and signing", "reading documents", "grouping exact copies"),

@@ -89,8 +89,9 @@ def check_growth(spark: SparkSession, model_folder: Path, home: Path, seed: int)
 
     assert files_below(home / "kept" / "shards") == files_below(home / "fresh" / "shards")
     assert files_below(home / "kept" / "clean") == files_below(home / "fresh" / "clean")
-    assert kept.pop("parts_prepared") == 1 < fresh.pop("parts_prepared")
+    assert kept.pop("parts_prepared") == 1 < fresh.pop("parts_prepared") == kept["parts"]
     assert kept == fresh
+    assert not list(home.rglob("*.scratch")) and not list(home.rglob("*.decisions*"))
 
 
 def test_a_grown_corpus_is_that_of_a_run_from_nothing_after_the_same_one(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards.format import SPLITS, ShardStats, Split
+from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import ShardSet
 from spark_jobs.clean.history import HELD_OUT, by_hash
 from spark_jobs.settings import (
@@ -27,7 +27,7 @@ from spark_jobs.text import text_hash
 from tests.spark_jobs import jobs
 from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.jobs import clean_corpus, shard_documents, tokenize_corpus
-from tests.spark_jobs.test_duplicates import families, similarity
+from tests.spark_jobs.test_duplicates import similarity
 from tests.tiny import read_documents
 
 SPLIT = SplitSettings(validation=0.15, held_out=0.15)
@@ -360,28 +360,6 @@ def test_text_that_was_replayed_is_learnt_as_own_text_once_an_own_source_has_it(
 
 def _trained(found: dict[str, str]):  # type: ignore[no-untyped-def]
     return (int(n[1:]) for n, split in found.items() if split == "train" and n.startswith("a"))
-
-
-def test_an_earlier_corpus_that_is_not_there_is_refused(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"holds no part-\*.parquet"):
-        make_clean(spark, raw_corpus([("a", text(0))]), tmp_path, tmp_path / "absent")
-
-
-def test_no_near_copy_lies_in_two_splits(
-    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
-) -> None:
-    texts = families(50, seed=11)
-    raw = [(f"d{number:03d}", text) for number, text in enumerate(texts)]
-    _, stats = make(spark, raw_corpus(raw), model_folder, tmp_path)
-
-    sets = {name: shingles(text) for name, text in raw}
-    kept = {split: documents(tmp_path, stats, split) for split in SPLITS}
-    for one in SPLITS:
-        for other in SPLITS:
-            pairs = ((a, b) for a in kept[one] for b in kept[other] if one != other)
-            assert all(similarity(sets[a], sets[b]) < 0.8 for a, b in pairs)
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:

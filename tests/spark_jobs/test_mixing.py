@@ -31,20 +31,21 @@ def weights(sizes: dict[str, int] = BYTES, **mixing: dict[str, Any]) -> dict[str
     return found
 
 
-def test_quotas_take_at_most_what_there_is() -> None:
-    found = weights(manual={"documents": 15}, wiki={"bytes": 1_500}, forum={"documents": 1_000})
-    assert found == {"manual": 0.25, "wiki": 0.5, "forum": 1.0}
-
-
-def test_a_share_is_reached_beside_what_the_other_sources_bring() -> None:
-    found = weights(wiki={"share": 0.25}, forum={"share": 0.25}, manual={"weight": 0.5})
-    seen = {source: BYTES[source] * weight for source, weight in found.items()}
-    assert seen == {"manual": 3_000, "wiki": 1_500, "forum": 1_500}
-
-
-def test_shares_of_all_sources_take_no_document_twice() -> None:
-    found = weights(manual={"share": 0.5}, wiki={"share": 0.25}, forum={"share": 0.25})
-    assert found == {"manual": 0.333333, "wiki": 0.333333, "forum": 1.0}
+@pytest.mark.parametrize(
+    ("manual", "wiki", "forum", "expected"),
+    [
+        ({"documents": 15}, {"bytes": 1_500}, {"documents": 1_000}, (0.25, 0.5, 1.0)),
+        # Beside 3,000 bytes of the manual, as many of the two others together.
+        ({"weight": 0.5}, {"share": 0.25}, {"share": 0.25}, (0.5, 0.5, 1.5)),
+        # Shares of all sources take no document twice.
+        ({"share": 0.5}, {"share": 0.25}, {"share": 0.25}, (0.333333, 0.333333, 1.0)),
+    ],
+)
+def test_quotas_and_shares_become_weights(
+    manual: dict, wiki: dict, forum: dict, expected: tuple[float, ...]
+) -> None:
+    found = weights(manual=manual, wiki=wiki, forum=forum)
+    assert tuple(found[source] for source in BYTES) == expected
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,7 @@ def test_texts_that_other_settings_change_stay_and_are_as_old_as_before(
 
     first, second = splits(tmp_path / "first"), splits(tmp_path / "second")
     assert first == second and stats["dropped"] == {"template": 20}
+    assert not any("jane" in row["text"] for row in clean_documents(tmp_path / "second").values())
     assert stats["slices"].keys() == {"1"}
 
 

@@ -32,10 +32,19 @@ def of_hub(dataset: str) -> RawCorpusSettings:
     return settings_of(type="hugging_face", name="web", dataset=dataset)
 
 
-def test_a_dataset_of_the_hub_is_read(hub: Hub, tmp_path: Path) -> None:
-    settings = of_hub("team/web")
-    assert fingerprints_of(open_sources(settings)) == {"web": hub.repositories["team/web"].commit}
-    assert write_snapshot(settings, tmp_path / "raw")["documents"] == len(ROWS)
+def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(
+    hub: Hub, tmp_path: Path
+) -> None:
+    settings, commit = of_hub("team/web"), hub.repositories["team/web"].commit
+    opened = open_sources(settings)
+    assert fingerprints_of(opened) == {"web": commit}
+    asked: list[str] = []
+    # Which tells of what is asked and answers nothing itself.
+    hub.fault = lambda method, path: asked.append(path)
+    raw = tmp_path / "raw"
+    assert write_snapshot(settings, raw, opened=opened)["documents"] == len(ROWS)
+    assert f"/api/datasets/team/web/revision/{commit}" in asked
+    assert not any("/main" in path for path in asked)
 
 
 def refused(status: int, code: str) -> Callable[[str, str], Answer]:

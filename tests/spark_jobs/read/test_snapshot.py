@@ -211,15 +211,9 @@ def test_bad_files_are_named_with_what_to_do(
         snapshot(files_source(tmp_path / "text"), tmp_path / "raw")
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({"type": "package_docs", "packages": ["no_such"]}, "'no_such', which is not installed"),
-    ],
-)
-def test_a_source_that_is_not_there_is_named(source: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        open_sources(settings_of(**source))
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match="'no_such', which is not installed"):
+        open_sources(settings_of(type="package_docs", packages=["no_such"]))
 
 
 @pytest.mark.parametrize(

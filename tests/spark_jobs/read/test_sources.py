@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import UserError
 from spark_jobs.read.files.find import expand_braces
-from spark_jobs.read.snapshot import fingerprints_of, open_sources
+from spark_jobs.read.snapshot import open_sources
 from tests.spark_jobs.read.test_snapshot import files_source, settings_of, snapshot
 
 
@@ -138,26 +137,3 @@ def test_a_row_of_a_hugging_face_dataset_without_an_id_is_set_aside(tmp_path: Pa
     assert [row["id"] for row in rows] == [str(n) for n in range(1, 200)]
     assert stats["dropped"] == {"no_id": 1}
     assert stats["faults"] == [f"{tmp_path}, row 0: no id under the key 'key'."]
-
-
-def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets
-    import huggingface_hub
-
-    asked: list[str | None] = []
-
-    def load(*names: object, revision: str | None, **options: object) -> datasets.Dataset:
-        asked.append(revision)
-        return datasets.Dataset.from_dict({"text": ["The valve opens."]})
-
-    state = SimpleNamespace(sha="c0ffee")
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *a, **k: state)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    settings = settings_of(type="hugging_face", name="web", dataset="team/web", revision="main")
-
-    assert fingerprints_of(open_sources(settings)) == {"web": "c0ffee"}
-    snapshot(settings, tmp_path / "raw")
-
-    assert asked == ["c0ffee"]
