@@ -137,6 +137,7 @@ def _run(job: JobRun, spec: CleanSpec) -> dict[str, Any]:
     # All columns that the clean text will have: classifiers may take the name of none.
     decided = [field for field in CLEAN_SCHEMA if field.name in DECIDED_SCHEMA.names]
     columns = pa.schema([*prepared_schema(settings), *decided])
+    # Here, so that a model that is damaged or lacks a label ends the job before the long work.
     models = check_models(settings.classifiers, columns)
     folder = f"{job.scratch}/prepared"
     parts = prepare_parts(job, raw, folder, settings, ngrams, models)

@@ -43,6 +43,7 @@ def fingerprint_bigquery(source: BigQuery) -> str:
             without a watermark nothing would tell of new rows.
     """
     if source.watermark_column:
+        # As text: a watermark may be of any type, and its hash is that of JSON.
         highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
         statement = f"SELECT COUNT(*) AS documents, {highest} AS watermark FROM {source.origin}"
         (row,) = _run(source, statement)
@@ -195,6 +196,7 @@ def _run(source: BigQuery, statement: str) -> list[Any]:
     from google.cloud.bigquery import Client, QueryJobConfig
 
     client = Client(project=source.project, location=source.location)
+    # BigQuery bills by binary gigabytes.
     config = QueryJobConfig(maximum_bytes_billed=round(source.maximum_gigabytes_billed * 2**30))
     try:
         job = client.query(statement, job_config=config)

@@ -145,6 +145,7 @@ def docstrings_of(content: bytes) -> Iterator[tuple[str, str]]:
         return
     try:
         with warnings.catch_warnings():
+            # Python warns of each invalid escape in the package's strings.
             warnings.simplefilter("ignore")
             tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError):
@@ -157,6 +158,7 @@ def _walk(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
         docstring = ast.get_docstring(node)
         if docstring:
             yield name, docstring
+    # Definitions also stand under `if`, `try` and `match`, as of optional dependencies.
     for block in ("body", "orelse", "finalbody", "handlers", "cases"):
         children = getattr(node, block, None)
         for child in children if isinstance(children, list) else ():

@@ -159,6 +159,7 @@ def tell(
         by_subject[fact.subject].append(fact)
     for subject, of_subject in by_subject.items():
         orders = [_shuffled(statements[fact.relation], fact) for fact in of_subject]
+        # A fact of fewer forms than others is told in some of them again.
         for number in range(max(map(len, orders))):
             sentences = [
                 order[number % len(order)].format(subject=subject, value=fact.value)

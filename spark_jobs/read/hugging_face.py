@@ -38,6 +38,7 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
     if folder := _folder(source):
         digest = hashlib.sha256()
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            # Names too, since the library tells splits by them.
             digest.update(file.relative_to(folder).as_posix().encode())
             with file.open("rb") as handle:
                 hashlib.file_digest(handle, lambda: digest)

@@ -362,6 +362,7 @@ def change_ids(url: str, changed: Mapping[int, str]) -> None:
         for number in range(parquet.num_row_groups):
             table = parquet.read_row_group(number)
             ids = table["id"].to_pylist()
+            # `changed` counts rows through the whole file, and this group begins at `first`.
             for row in changed.keys() & range(first, first + len(ids)):
                 ids[row - first] = changed[row]
             column = pa.array(ids, pa.string())

@@ -95,6 +95,7 @@ def _as_text(value: Any) -> str:
     """A value within a text; what is no text, number, time, UUID or list of them is none."""
     if isinstance(value, list):
         return "\n".join(filter(None, map(_as_text, value)))
+    # To Python a truth value is an integer, but `True` in a text says nothing.
     return str(value).strip() if isinstance(value, _TOLD) and not isinstance(value, bool) else ""
 
 
@@ -177,6 +178,7 @@ def _example(look: Look, columns: ExampleColumns) -> Example:
         return {"messages": _messages(look, columns.messages_column)}
     prompt, answer = (_text(look, column) for column in columns.columns)
     if columns.layout == "alpaca":
+        # Optional in Alpaca's own data, where it is mostly an empty text.
         text = look("input")
         template = ALPACA_WITH_INPUT if text else ALPACA
         prompt = template.format(instruction=prompt, input=text)

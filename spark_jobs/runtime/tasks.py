@@ -165,6 +165,7 @@ def _count_tasks(context: SparkContext, group: str) -> tuple[int, int]:
     tracker = context.statusTracker()
     done = total = 0
     for job in tracker.getJobIdsForGroup(group):
+        # Spark remembers only the latest jobs and stages, and gives None for others.
         information = tracker.getJobInfo(job)
         for stage_id in information.stageIds if information else ():
             stage = tracker.getStageInfo(stage_id)

@@ -258,6 +258,7 @@ def _enclose(
     count = len(offsets) - 1
     bounds = offsets + 2 * np.arange(count + 1)
     tokens = np.empty(int(bounds[-1]), plan.dtype)
+    # All places but the first and the last of each document.
     inner = np.ones(len(tokens), bool)
     inner[bounds[:-1]] = inner[bounds[1:] - 1] = False
     tokens[inner] = ids

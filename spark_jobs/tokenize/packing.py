@@ -88,6 +88,7 @@ def _best_fit_rows(lengths: np.ndarray, row: int) -> tuple[np.ndarray, int]:
         length = int(lengths[piece])
         fitting = available >> length
         if fitting:
+            # The lowest bit that is set is the tightest fit.
             room = length + (fitting & -fitting).bit_length() - 1
             fullest = open_rows[room].pop()
             if not open_rows[room]:

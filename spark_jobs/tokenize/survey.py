@@ -93,6 +93,7 @@ def plan_mixing(
                 f"seen {weight:,.0f} times, more than {MAXIMUM_WEIGHT:g}; give it a smaller "
                 f"{what}."
             )
+    # Rounded before it is used, so that the manifest states what was done.
     weights = {source: round(weight, 6) for source, weight in weights.items()}
     record = {"fraction": settings.fraction, "weights": dict(sorted(weights.items()))}
     return Mixing(weights, settings.fraction), record
@@ -125,6 +126,7 @@ def _weights_of_shares(
 
 
 def _uniform(purpose: str, identifier: str) -> float:
+    # By purpose: a weight would otherwise fall on the very documents that a fraction took.
     digest = hashlib.blake2b(identifier.encode(), digest_size=8, person=purpose.encode()).digest()
     return int.from_bytes(digest, "little") / 2**64
 

@@ -187,6 +187,7 @@ class DocumentTokenizer:
         """`(token ids of all texts, one after another; offsets of shape (len(texts) + 1,))`."""
         if self.engine == "gigatoken":
             return self._encode_gigatoken(texts)
+        # The fast one leaves out where in the text each token stands.
         encodings = self._hugging_face.encode_batch_fast(
             texts.to_pylist(), add_special_tokens=False
         )
@@ -198,6 +199,7 @@ class DocumentTokenizer:
         import awkward
 
         column = awkward.from_arrow(texts.cast(pa.large_string()))
+        # Each core has a task of Spark's already.
         encoded = self._gigatoken.encode_batch(column, parallel=False).layout
         offsets = np.asarray(encoded.offsets.data).astype(np.int64)
         ids = np.asarray(encoded.content.data)[: offsets[-1]]
@@ -458,6 +460,7 @@ class ExampleTokenizer:
             plain = self._plain_tokenizer.encode(text, add_special_tokens=False)
             encoding = self._tokenizer.post_process(plain)
         ids = list(encoding.ids)
+        # Not every tokenizer ends a text with this token, by which a model learns to end.
         if what == "target" and ids[-1:] != [self.end_token_id]:
             ids.append(self.end_token_id)
         if len(ids) <= limit:

@@ -41,6 +41,7 @@ def members(content: Content) -> Iterator[Member | Fault]:
     entries = _zip if content.file.format.ending == ".zip" else _tar
     unpacked = 0
     for number, member in enumerate(entries(content)):
+        # By the sizes that the headers state, before anything of the member is unpacked.
         unpacked += member.size if isinstance(member, Member) else 0
         if unpacked > content.maximum_unpacked or number >= MOST_MEMBERS:
             raise BadFile(
@@ -136,6 +137,7 @@ def _format_of(path: str, content: Content) -> Format | str:
 def _member(
     content: Content, path: str, size: int, form: Format | str, opener: Callable[[], Any]
 ) -> Member | Fault:
+    # `tar -cf a.tar .` puts that dot before each name; ids need not have it.
     name = f"{content.file.name}/{shown_in_line(path.removeprefix('./').lstrip('/'))}"
     if isinstance(form, str):
         return Fault(form, name, "unread")

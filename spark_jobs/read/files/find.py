@@ -248,6 +248,7 @@ def _match_local(
     store = os.path.realpath(files.resolve(apart)[1]) if apart and files.is_local(apart) else None
     walk = Walk(source, unread, root, store, depth, name_pattern)
     for place, about in walk.files():
+        # By the effective user, whose right it is that decides when the file is opened.
         if not os.access(place, os.R_OK, effective_ids=True):
             if not os.path.lexists(place):
                 continue  # It was removed during the walk.
@@ -302,6 +303,7 @@ def _match_remote(
         details = filesystem.find(path, detail=True)
     for key, about in details.items():
         name = shown_in_line(key.removeprefix(folder).lstrip("/"))
+        # Consoles of buckets stand for a folder by an object whose name ends with a slash.
         if about.get("type") == "directory" or key.endswith("/"):
             continue
         if store and filesystem.unstrip_protocol(key).startswith(store):

@@ -84,6 +84,7 @@ def _messages(content: Content) -> Iterator[bytes | OverlongLine]:
 
 def _mail_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
     """A message's subject and text, and the encoding of text that names none."""
+    # Python's older policy, its default, would leave encoded words in the subject undecoded.
     message = email.message_from_bytes(content, policy=default)
     assert isinstance(message, EmailMessage)
     texts = [_subject(message, declared), *_own_texts(message, declared)]
@@ -171,6 +172,7 @@ def _decode_as(content: bytes, charset: str, declared: str | None) -> tuple[str,
             return decode(content, declared)
         except UnicodeDecodeError as error:
             failure = error
+    # Only now: text that is wholly of another encoding would lose much more than a few bytes.
     for encoding in encodings:
         text = content.decode(encoding, "replace")
         if text.count("\ufffd") <= MOST_LOST * len(text):

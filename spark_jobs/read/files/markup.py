@@ -29,6 +29,7 @@ def html_text(content: bytes | str) -> str:
     import trafilatura
     from lxml.html import HTMLParser, document_fromstring
 
+    # It logs an error where a page is only a piece of one, which is read all the same.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     # Without that tag, trafilatura finds nothing in a page that has no head.
     markup = f"<html>{content}" if isinstance(content, str) else b"<html>" + content
@@ -73,6 +74,7 @@ def all_text(markup: str) -> str:
     except etree.ParserError:  # It is blank, or a comment alone.
         return ""
     for aside in page.xpath("//head | //script | //style"):
+        # `drop_tree` keeps the text behind it, which lxml counts to the element.
         aside.drop_tree()
     for block in page.iter("pre"):
         for element in block.iter():

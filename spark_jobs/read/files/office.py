@@ -112,6 +112,7 @@ def _unwrap(element: Any) -> None:
     from docx.oxml import OxmlElement
 
     for wrapper in _find(element, _DOCX_WRAPPERS):
+        # A list, since each part leaves the wrapper as it is moved.
         for part in list(wrapper):
             wrapper.addprevious(part)
         wrapper.getparent().remove(wrapper)
@@ -171,6 +172,7 @@ def xlsx_text(content: bytes) -> str:
         last = max((number for number, cell in enumerate(cells, start=1) if cell), default=0)
         return " | ".join(cells[:last])
 
+    # Of a formula its last result; without `data_only` it would be the formula itself.
     workbook = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
     sheets = []
     for sheet in workbook.worksheets:
@@ -197,6 +199,7 @@ def odt_text(content: bytes) -> str:
 
 def _paragraphs(document: Any) -> Iterator[str]:
     """The paragraphs of a document in XML, or of a part of it, that say anything."""
+    # Listed before any is cleared: one may lie within another, and the walk would end there.
     for element in list(document.iter(*(f"{{*}}{tag}" for tag in _PASSED_OVER))):
         element.clear(keep_tail=True)
     for element in document.iter(*(f"{{*}}{tag}" for tag in _PARAGRAPHS)):
@@ -281,4 +284,5 @@ def _chapters(archive: zipfile.ZipFile) -> list[str]:
     places = {item.get("id"): item.get("href", "") for item in package.iter("{*}item")}
     folder = posixpath.dirname(package_path)
     spine = (places.get(reference.get("idref"), "") for reference in package.iter("{*}itemref"))
+    # References are escaped as in URLs, and names of members are not.
     return [posixpath.join(folder, unquote(place)) for place in spine if place]

@@ -164,7 +164,9 @@ def open_files(
     def extracted(libraries: Collection[str]) -> Texts:
         by_them = (f for f in listing.files if not _extractors(f, source).isdisjoint(libraries))
         texts: Texts = {}
+        # By a hash, since files with similar names often hold similar text.
         for file in sorted(by_them, key=lambda file: hash64(file.name))[:SAMPLED_FILES]:
+            # Where the library now stumbles over a file, None stays, which differs from any text.
             if file.format.name != "archive":
                 texts[file.name] = None
             content = Content(file, source, lambda number: None)
@@ -201,6 +203,7 @@ def read_stored(
         SourceChanged: it changed since the source was listed.
     """
     yield from documents_of(Content(file, source, tick))
+    # After reading, so that a change in the meantime is noticed.
     try:
         changed = file.state() != file.listed_state
     except FileNotFoundError:

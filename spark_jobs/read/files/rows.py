@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import re
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -208,7 +207,7 @@ def _wrapped_rows(value: Any, source: Files) -> list[Any] | None:
 def read_csv(content: Content) -> Iterator[Document | Fault]:
     """The rows of a table with a line of column names."""
     # Python's own limit, 128 KiB a field, would refuse longer texts.
-    csv.field_size_limit(min(content.maximum_bytes, sys.maxsize))
+    csv.field_size_limit(content.maximum_bytes)
     encoding = _other_encoding(content)
     if encoding:
         yield content.decoded(encoding)
@@ -216,6 +215,7 @@ def read_csv(content: Content) -> Iterator[Document | Fault]:
         # A file of no bytes is empty, not damaged.
         if not stream.peek(1):
             return
+        # As `csv` asks: a line end in a quoted field is text, and stays as it is.
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
         try:
             plain = _has_plain_quotes(content, encoding)
@@ -322,6 +322,7 @@ def _head(text: Iterable[str]) -> tuple[csv.Dialect, Iterator[str]]:
 def _other_encoding(content: Content) -> str | None:
     """The encoding of a table that is not UTF-8, by the first place that shows it; raises BadFile
     where there is no telling."""
+    # A block may end within a character, which the decoder keeps for the next one.
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_ascii = True
     with content.open(ahead=True) as stream:
@@ -346,6 +347,7 @@ def read_parquet(content: Content) -> Iterator[Document | Fault]:
         # A file of no bytes is empty, not damaged.
         if not stream.peek(1):
             return
+        # Opened twice: how the text is best read depends on the types of the columns.
         schema = pq.ParquetFile(stream).schema_arrow
         _need_columns(content, schema.names)
         columns = [c for c in source.columns if _has(schema.names, c) or not source.templates]
@@ -396,6 +398,7 @@ def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
 
 def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
     """The rows of a batch, one at a time; in place of one that is not UTF-8, that fault."""
+    # Not `to_pylist`, by which one damaged text would take all rows of the batch with it.
     for place in range(batch.num_rows):
         try:
             yield {name: batch[name][place].as_py() for name in batch.schema.names}

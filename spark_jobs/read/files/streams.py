@@ -53,7 +53,8 @@ DAMAGES = (
     zipfile.BadZipFile,
     NotImplementedError,
 )
-"""What may be raised when a damaged file is read."""
+"""What may be raised when a damaged file is read; NotImplementedError by zipfile, of a compression
+that it does not know."""
 BOMB_BYTES = 64 * 1024 * 1024
 """Unpacked size below which no file is taken for a compression bomb."""
 
@@ -201,6 +202,7 @@ def unpacked(
 
 
 def _compression_of(handle: io.BufferedReader) -> str | None:
+    # Not read and sought back: the reader of zstd goes one way only.
     start = handle.peek(1)
     return next((kind for mark, kind in MAGIC.items() if start.startswith(mark)), None)
 
@@ -291,13 +293,15 @@ def wide_encoding_of(start: bytes) -> str | None:
     halves = {"UTF-16BE": start[::2], "UTF-16LE": start[1::2]}
     zeros = {encoding: half.count(0) for encoding, half in halves.items()}
     most = max(zeros, key=zeros.__getitem__)
-    # One byte of every Latin letter is zero; which one tells the byte order.
+    # One byte of every Latin letter is zero; which one tells the byte order. Binary content has
+    # zeros in both places.
     return most if zeros[most] > len(halves[most]) / 2 > 0 and min(zeros.values()) == 0 else None
 
 
 def _is_western(text: str) -> bool:
     if "\ufffd" in text or any(ord(c) < 32 and c not in "\t\n\r\f" for c in text):
         return False
+    # Shares of letters alone: numbers and signs are the same in all of these encodings.
     letters = [c for c in text if c.isalpha()]
     accented = sum(not c.isascii() for c in letters)
     if accented > MOST_ACCENTED * len(letters) or _MISPLACED.search(text):

@@ -49,6 +49,7 @@ def one_document(content: Content, extract: Extract) -> Iterator[Document | Faul
                 size = sum(member.file_size for member in archive.infolist())
             if size > content.maximum_unpacked:
                 raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
+        # An empty file is empty and not damaged, whatever its format.
         text, encoding = extract(raw, content.source.encoding) if raw.strip() else ("", None)
     except UnicodeDecodeError as error:
         yield content.not_utf8("the file", error)
@@ -95,6 +96,7 @@ def read_pdf(content: Content) -> Iterator[Document | Fault]:
 def _pdf_text(content: bytes) -> str:
     import pypdf
 
+    # It warns of each oddity of a file, of which most are read well nevertheless.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     reader = pypdf.PdfReader(io.BytesIO(content))
     # An empty password opens files whose encryption only restricts what may be done with them.
@@ -150,6 +152,7 @@ def subtitles_text(content: bytes, declared: str | None) -> tuple[str, str | Non
         shown = timed if timed and is_vtt else [before, *timed]
         for line in "\n".join(shown).splitlines():
             line = _TAG.sub("", line)
+            # WebVTT escapes `&` and `<`; in SubRip, `&amp;` is what is shown.
             line = (html.unescape(line) if is_vtt else line).strip()
             if line and spoken[-1:] != [line]:
                 spoken.append(line)
