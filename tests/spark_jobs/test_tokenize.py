@@ -255,25 +255,3 @@ def test_training_text_that_repeats_held_out_text_is_left_out_and_listed(
     (listed,) = pq.read_table(tmp_path / "shards" / "overlaps_held_out-00000.parquet").to_pylist()
     assert listed["id"] == "manual/120" and listed["overlap"] > 0.7
     assert "manual/120" not in documents_in(tmp_path / "shards", stats, "train")
-
-
-def test_cached_tokens_give_the_same_shards(
-    spark: SparkSession, model_folder: Path, tmp_path: Path
-) -> None:
-    texts = tiny_texts(150)
-    cache = tmp_path / "cache"
-
-    def run_with_cache(clean: str, name: str) -> dict[str, bytes]:
-        run(spark, clean, model_folder, tmp_path / name, cache=cache)
-        return files_below(tmp_path / name)
-
-    run_with_cache(write_clean(tmp_path / "first", texts[:145]), "a")
-    before = files_below(cache)
-    grown = write_clean(tmp_path / "grown", texts)
-    second = run_with_cache(grown, "b")
-    after = files_below(cache)
-    run(spark, grown, model_folder, tmp_path / "fresh")
-
-    assert second == files_below(tmp_path / "fresh")
-    assert before.items() < after.items()
-    assert len(after) - len(before) < len(before)

@@ -101,7 +101,7 @@ def test_a_local_hugging_face_dataset_is_read(
     import datasets
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    rows = {"body": ["first", "second"], "key": [7, 8]}
+    rows = {"body": ["first", "second", "third"], "key": [7, 8, None]}
     folder = tmp_path / "dataset"
     if layout == "saved":
         dataset = datasets.Dataset.from_dict(rows)
@@ -115,25 +115,16 @@ def test_a_local_hugging_face_dataset_is_read(
         "dataset": "~/dataset",
         "text_column": "body",
         "id_column": "key",
+        "maximum_faulty_share": 0.5,
     }
     settings = settings_of(**source)
 
-    found, _ = snapshot(settings, tmp_path / "raw")
+    found, stats = snapshot(settings, tmp_path / "raw")
 
     assert [(row["id"], row["text"]) for row in found] == [("7", "first"), ("8", "second")]
+    assert stats["dropped"] == {"no_id": 1}
+    assert stats["faults"] == ["~/dataset, row 2: no id under the key 'key'."]
     assert str(tmp_path) not in json.dumps(settings.content())
     wrong = settings_of(**source | {"text_column": "text"})
     with pytest.raises(UserError, match=r"no column 'text'; its columns are body, key"):
         snapshot(wrong, tmp_path / "wrong")
-
-
-def test_a_row_of_a_hugging_face_dataset_without_an_id_is_set_aside(tmp_path: Path) -> None:
-    lines = [{"text": f"document {n}", "key": n if n else None} for n in range(200)]
-    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    settings = settings_of(type="hugging_face", dataset=str(tmp_path), id_column="key")
-
-    rows, stats = snapshot(settings, tmp_path / "raw")
-
-    assert [row["id"] for row in rows] == [str(n) for n in range(1, 200)]
-    assert stats["dropped"] == {"no_id": 1}
-    assert stats["faults"] == [f"{tmp_path}, row 0: no id under the key 'key'."]

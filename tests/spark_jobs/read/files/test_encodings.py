@@ -168,15 +168,3 @@ def test_json_is_decoded_and_counted(tmp_path: Path, name: str, encoding: str) -
 
     assert [row["text"] for row in found] == [GERMAN, FRENCH]
     assert sum(stats["decoded"].values()) == 1 and stats["dropped"] == {}
-
-
-def test_quarantine_goes_on_while_some_text_remains(folder: Path, tmp_path: Path) -> None:
-    (folder / "a.md").write_text("The valve opens.")
-    for number in range(3):
-        (folder / f"{number}.txt").write_bytes("Клапан открывается.".encode("koi8_r"))
-    (folder / "rows.jsonl").write_text('{"text": "The pump stops."}\n{"body": 1}\nno JSON\n')
-
-    rows, stats = snapshot(files_source(folder, on_bad_file="quarantine"), tmp_path / "raw")
-
-    assert {row["text"] for row in rows} == {"The valve opens.", "The pump stops."}
-    assert stats["dropped"] == {"not_utf8": 3, "no_text": 1, "not_json": 1}

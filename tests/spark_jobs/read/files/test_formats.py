@@ -335,10 +335,14 @@ def test_bad_files_among_many_are_set_aside_where_the_settings_say_so(folder: Pa
     (folder / "bad.zip").write_bytes(b"PK")
     (folder / "bad.parquet").write_bytes(b"PAR1")
     (folder / "table.csv").write_text("title\nwithout text\n")
+    # Of documents, too, any number may be set aside then.
+    (folder / "rows.jsonl").write_text('{"body": 1}\nno JSON\n')
+    (folder / "koi8.txt").write_bytes("Клапан открывается.".encode("koi8_r"))
 
     rows, stats = snapshot(files_source(folder, on_bad_file="quarantine"), folder.parent / "raw")
 
-    assert len(rows) == 20 and stats["dropped"] == {"bad_file": 3}
+    others = {"not_utf8": 1, "no_text": 1, "not_json": 1}
+    assert len(rows) == 20 and stats["dropped"] == {"bad_file": 3} | others
     named = " ".join(stats["faults"])
     assert all(name in named for name in ("bad.zip", "bad.parquet", "table.csv"))
 
