@@ -111,6 +111,7 @@ def _check_model(settings: ClassifierSettings) -> str:
             f"The model of {key}, {settings.model}, is no whole fastText model of labels "
             "(`fasttext supervised`). Was it cut short, or are these word vectors?"
         )
+    # A label that is mistyped would never be met, and `keep` would drop every document.
     for label in (*settings.keep, *settings.drop):
         if label not in labels:
             near = difflib.get_close_matches(label, labels, n=3, cutoff=0) or labels[:3]

@@ -183,6 +183,7 @@ def join_ngrams(groups: Iterable[NGrams]) -> NGrams:
     texts = np.concatenate(
         [group.texts + first for group, first in zip(groups, firsts, strict=False)]
     )
+    # Stable, so that the texts of one n-gram stay in the order of their numbers.
     order = np.argsort(hashes, kind="stable")
     return NGrams(hashes[order], texts[order], np.concatenate([group.sizes for group in groups]))
 

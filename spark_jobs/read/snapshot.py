@@ -192,6 +192,7 @@ def write_snapshot(
     with scratch_folder(str(folder.with_name(f"{folder.name}{SCRATCH_SUFFIX}"))) as scratch:
         for source in settings.sources:
             chunks = opened[source.name].chunks
+            # Source by source: too many faults in one end the run before the next is read.
             records[source.name] = copy_source(chunks, source, Path(scratch), cache)
             judge_source(source, records[source.name])
         files = _lay_out([Path(scratch) / name for name in file_names(records)], folder)

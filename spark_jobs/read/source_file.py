@@ -54,6 +54,7 @@ class LocalFile(SourceFile):
     """The state when the source was listed."""
 
     def open(self, tick: Tick) -> io.BufferedReader:
+        # Unbuffered, since `counted` has a buffer of its own.
         return counted(open(self.path, "rb", buffering=0), tick)
 
     def state(self) -> State:
@@ -72,6 +73,7 @@ class LocalFile(SourceFile):
 
 def local_state(status: os.stat_result) -> State:
     """A local file's state; the times come last."""
+    # Copying and unpacking may keep a file's size and time of modification, but not the others.
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -150,6 +150,7 @@ class _Look:
         streaming = {} if name == "archive" else {"on_bad_file": "stop"}
         content = Content(file, self.source.model_copy(update=streaming), tick)
         new: list[int] = []
+        # What is counted of a file may have to be taken back, where damage comes to light later.
         before = result.read, result.languages.copy(), kind.counts.copy()
         try:
             # Bytes do not tell: some megabytes are read ahead, and other columns never.
@@ -224,6 +225,7 @@ def guess_language(text: str) -> str | None:
     """
     text = text[:LOOKED_AT].lower()
     letters = [character for character in text if character.isalpha()]
+    # A letter without a name tells nothing, no more than a Latin one does.
     scripts = Counter(re.split("[ -]", unicodedata.name(letter, "LATIN"))[0] for letter in letters)
     del scripts["LATIN"]
     if 2 * scripts.total() > len(letters):

@@ -135,8 +135,7 @@ def test_a_missing_corpus_and_a_missing_column_are_named(
 
     raw = Path(raw_corpus([("a", "x" * 50)]))
     with pytest.raises(UserError, match=r"absent holds no part-\*.parquet"):
-        absent = tmp_path / "absent"
-        clean_corpus(spark, raw, tmp_path / "clean", SETTINGS, earlier=absent)
+        clean_corpus(spark, raw, tmp_path / "clean", SETTINGS, earlier=tmp_path / "absent")
     file = raw / "part-00000.parquet"
     pq.write_table(pq.read_table(file).drop_columns("source"), file)
     with pytest.raises(UserError, match=r"part-00000.parquet.*no column 'source'"):

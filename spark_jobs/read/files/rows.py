@@ -145,6 +145,7 @@ class _JsonFile:
                     "it out of the source."
                 ) from error
         wrapped = _wrapped_rows(value, content.source)
+        # A row by itself is an object, such as one conversation.
         rows = wrapped or (value if isinstance(value, list) else [value])
         for number, row in enumerate(rows, start=1):
             yield row, f"element {number}", number

@@ -212,12 +212,6 @@ def test_examples_that_teach_nothing_are_named(
     assert "a.jsonl, line 1: " in fault.message and said in fault.message
 
 
-def test_a_missing_column_of_examples_is_named(tmp_path: Path) -> None:
-    table = file_source(tmp_path / "d.csv", "document,abstract\na,b\n", form="pairs")
-    with pytest.raises(UserError, match="has no column 'summary'; its columns are document, abst"):
-        read(table)
-
-
 @pytest.mark.parametrize("name", ["README.txt", "page.html", "dump.xml"])
 def test_a_file_without_rows_beside_examples_is_named(tmp_path: Path, name: str) -> None:
     source = file_source(
