@@ -55,12 +55,8 @@ def cache_key(entry: str, module: str, libraries: Sequence[str] = (), **decided_
 
 
 def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes | memoryview:
-    """What `folder` holds under the key, or what `make` gives, which is then kept there.
-
-    Args:
-        folder: local or in an object store; None keeps nothing.
-        key: of `cache_key`.
-    """
+    """What a folder, local or in an object store, holds under a key (`cache_key`), or what `make`
+    gives, which is then kept there; without a folder nothing is."""
     if folder is None:
         return make()
     stored_content = read_cached(folder, key)
@@ -152,12 +148,8 @@ def cached_sha256(folder: Path, file: Path) -> str:
 
 
 def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
-    """A local folder of files under the key: what is there whole, or what `make` writes.
-
-    Args:
-        key: of `cache_key`.
-        make: is given an empty folder, which takes its place here once it is whole.
-    """
+    """A local folder of files under the key (`cache_key`): what is there whole, or what `make`
+    writes into an empty folder, which takes its place here once it is whole."""
     place = folder / key
     if not _is_whole(place):
         draft = folder / f"{key}.{uuid.uuid4().hex}"

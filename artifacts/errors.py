@@ -173,10 +173,7 @@ def materialize_command(*selected: str) -> str:
 
 
 def mend_command(folder: str) -> str:
-    """The shell line that sets a damaged artifact aside and makes it again from its inputs.
-
-    Args:
-        folder: of the artifact, wherever its store is: `.../<kind>/<fingerprint>`.
-    """
+    """The shell line that sets a damaged artifact aside and makes it again from its inputs, by its
+    folder `.../<kind>/<fingerprint>` in any store."""
     kind, fingerprint = folder.rstrip("/").split("/")[-2:]
     return f"llm-assets doctor --repair {kind}/{fingerprint} && {make_command(kind)}"

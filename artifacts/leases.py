@@ -211,15 +211,12 @@ OBJECT_POLL_SECONDS = 1.0
 
 @contextmanager
 def object_lease(url: str, on_wait: Callable[[str], None] | None = None) -> Iterator["ObjectLease"]:
-    """Hold the lease at `gs://bucket/name` while the block runs, renewing it all the time.
+    """Hold the lease at `gs://bucket/name` while the block runs, renewing it all the time; raises
+    LeaseLost where it was lost, as this machine was asleep or cut off for longer than its lifetime.
 
     Args:
         url: the lease object.
         on_wait: called once if the lease is taken, with the holder in words.
-
-    Raises:
-        LeaseLost: the lease was lost during the block, because this machine was asleep or cut off
-            from storage for longer than the lifetime.
     """
     blob = files.blob_of(url)
     lease = ObjectLease(url, blob, *_acquire(blob, on_wait))
@@ -290,11 +287,8 @@ class ObjectLease:
             raise LeaseLost(f"The lease {self._url} was lost: another maker may have taken over.")
 
     def commit(self, url: str, content: bytes) -> None:
-        """Write an object that is not there yet, if this lease still holds, in one step.
-
-        Raises:
-            LeaseLost: another has taken over, or has written the object.
-        """
+        """Write an object that is not there yet, if this lease still holds, in one step; raises
+        LeaseLost where another has taken over, or has written the object."""
         target = files.blob_of(url)
         with self._lock:
             # No renewal may come between this one and the copy, which names its generation.

@@ -8,11 +8,13 @@ the other without a word: another model. Version 5 reads both forms (its migrati
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictInt, ValidationError, create_model
 
 from artifacts.errors import UserError, first_line
+from artifacts.settings import first_fault
 from artifacts.storage import files
 
 TOKENIZER_CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}
@@ -269,52 +271,33 @@ def _parse_json(content: bytes, place: str) -> dict[str, Any]:
         raise UserError(f"{place} is damaged: it is not JSON ({error}).") from None
     if not isinstance(parsed, dict):
         raise UserError(f"{place} is damaged: it is not a JSON object.")
-    _check_values(parsed, place)
+    try:
+        _Values.model_validate(parsed)
+    except ValidationError as error:
+        raise UserError(
+            f"{place} has a value of the wrong kind: {first_fault(error)}. Correct it, or copy the "
+            "file from the model's source again."
+        ) from None
     return parsed
 
 
-COUNT_KEYS = (
+_WHOLE_NUMBERS = (
     *POSITION_KEYS,
     *("num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "num_key_value_heads"),
     *("hidden_size", "n_embd", "head_dim", "vocab_size", "sliding_window", "pad_token_id"),
 )
-_EXPECTED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool]], ...] = (
-    (COUNT_KEYS, "a whole number", lambda value: type(value) is int),
-    (("text_config", "quantization_config"), "an object", lambda value: isinstance(value, dict)),
-    (
-        ("architectures",),
-        "a list of names",
-        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-    ),
-    (
-        ("eos_token_id",),
-        "a token's number or a list of such",
-        lambda value: all(type(token) is int for token in end_tokens_of({"eos_token_id": value})),
-    ),
-    (
-        ("weight_map",),
-        "an object that names a file of the same folder for each tensor",
-        lambda value: (
-            isinstance(value, dict)
-            and all(isinstance(name, str) and name == Path(name).name for name in value.values())
-        ),
-    ),
-)
-"""Keys of a folder's JSON files whose values this project uses, and what they have to be. Families
-write null for what they do not have."""
-
-
-def _check_values(config: dict[str, Any], place: str, within: str = "") -> None:
-    for keys, expected, fits in _EXPECTED:
-        for key in keys:
-            if (value := config.get(key)) is not None and not fits(value):
-                raise UserError(
-                    f"{place}: `{within}{key}` has to be {expected}, not "
-                    f"{json.dumps(value)[:80]}. Correct it, or copy the file from the model's "
-                    "source again."
-                )
-    if text_config := config.get("text_config"):
-        _check_values(text_config, place, "text_config.")
+_KINDS: dict[str, Any] = dict.fromkeys(_WHOLE_NUMBERS, StrictInt) | {
+    "architectures": list[str],
+    "eos_token_id": list[StrictInt] | StrictInt,
+    "quantization_config": dict[str, Any],
+    # Files of the same folder alone, which are copied with it.
+    "weight_map": dict[str, Annotated[str, Field(pattern=r"^[^/]+$")]],
+}
+# Families write null for what they do not have.
+_FIELDS: dict[str, Any] = {key: (kind | None, None) for key, kind in _KINDS.items()}
+_OfText = create_model("_OfText", **_FIELDS)
+_Values = create_model("_Values", __base__=_OfText, text_config=(_OfText | None, None))
+"""What is used of a folder's JSON files, and of which kind it has to be."""
 
 
 def of_text(config: dict[str, Any]) -> dict[str, Any]:
@@ -386,14 +369,12 @@ SHORTEST = 1024
 
 
 def longest_context(model: str, memory_bytes: int | None) -> int:
-    """Tokens of the longest prompt and answer together that an engine has room for.
+    """Tokens of the longest prompt and answer together that an engine has room for; raises
+    UserError where the weights leave none for a text of 1,024 tokens.
 
     Args:
         model: a Hugging Face folder, of this machine or of a bucket.
         memory_bytes: of all accelerators, for weights and cache; None has no limit.
-
-    Raises:
-        UserError: the weights leave no room for a text of 1,024 tokens.
     """
     place = f"{model}/{CONFIG_NAME}"
     config = of_text(_parse_json(files.read(place), place))

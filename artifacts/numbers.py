@@ -62,7 +62,8 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Positions that a keyed pseudo-random permutation of `range(size)` gives to `indices`.
+    """Positions that a keyed pseudo-random permutation of `range(size)` gives to `indices`; raises
+    ValueError where one is outside.
 
     A balanced Feistel network over the next even power of two, with cycle walking back into the
     range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Any element is found
@@ -72,9 +73,6 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
         indices: integers in `range(size)`, any shape.
         size: how many elements are permuted.
         key: another key is another order.
-
-    Raises:
-        ValueError: an index is outside the range.
     """
     values = np.asarray(indices, np.uint64)
     if size < 1 or (values.size and int(values.max()) >= size):

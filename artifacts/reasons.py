@@ -21,11 +21,8 @@ LOST_WORKER = (
 
 
 def reason_of(error: BaseException, place: str = ".") -> str | None:
-    """The reason behind an error, with what to do about it; None where it is not known.
-
-    Args:
-        place: a folder on the disk that was written to, for errors that name no file.
-    """
+    """The reason behind an error, with what to do about it; None where it is not known. An error
+    that names no file is one of the disk that a place is on."""
     libraries = (_of_memory, _of_spark, _of_worker, _of_history, _of_network, _of_parquet)
     for cause in chain(error):
         if isinstance(cause, UserError):
@@ -91,11 +88,8 @@ _KILLS_BEFORE = _count_kills()
 
 
 def why_killed(for_less: str) -> str:
-    """Why a process was killed, as far as the kernel tells, in words that go on from that.
-
-    Args:
-        for_less: a sentence on what to do for less need of memory.
-    """
+    """Why a process was killed, as far as the kernel tells, in words that go on from that, with the
+    sentence on what to do for less need of memory."""
     kills, limit = _count_kills(), _limit()
     if kills is None:
         return f"perhaps because memory ran out (the limit here is {limit}). {for_less}"

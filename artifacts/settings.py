@@ -32,7 +32,8 @@ def first_fault(error: Exception) -> str:
     """What is wrong with a record that was read, in one line: `assets.corpus: Field required`."""
     if not isinstance(error, ValidationError):
         return str(error)
-    fault = error.errors()[0]
+    # A mistyped key is an unknown one and a missing one; the unknown one says more.
+    fault = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     # A fault in text that is no JSON has no place.
     place = ".".join(map(str, fault["loc"]))
     return f"{place}: {fault['msg']}" if place else fault["msg"]
@@ -43,12 +44,8 @@ MOST_ALIASES = 20
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file.
-
-    Raises:
-        UserError: it is no YAML, not UTF-8, larger than a megabyte, nested without end, full of
-            aliases, or has a key twice in one place.
-    """
+    """The content of a YAML file; raises UserError where it is no YAML, not UTF-8, larger than a
+    megabyte, nested without end, full of aliases, or has a key twice in one place."""
     import yaml  # By whoever reads settings from a file; servers are told theirs.
 
     class Loader(yaml.SafeLoader):

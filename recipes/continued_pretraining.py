@@ -7,7 +7,7 @@ Started again after any end, it goes on from the newest checkpoint.
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,17 +71,17 @@ def _alone(
             raise Interrupted("nothing was trained")
         return is_taken
 
-    if not workers.is_rank_zero:
+    folder = spec.run_folder
+    lease: AbstractContextManager[object] = nullcontext()
+    if workers.is_rank_zero:
+        lease = local_lease(
+            Path(folder) / "run.lock",
+            lambda holder: report(f"Waiting: another trainer works on {folder} ({holder})"),
+            lambda: is_to_wait(True),
+        )
+    with lease:
         while is_to_wait(False):
             pass
-        yield
-        return
-    with local_lease(
-        Path(spec.run_folder) / "run.lock",
-        lambda holder: report(f"Waiting: another trainer works on {spec.run_folder} ({holder})"),
-        lambda: is_to_wait(True),
-    ):
-        is_to_wait(False)
         yield
 
 

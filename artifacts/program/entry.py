@@ -18,6 +18,7 @@ from artifacts.libraries import refuse_changes
 from artifacts.program.lifetime import end_with_parent, use_own_temporary_folder
 from artifacts.progress import Report
 from artifacts.reasons import reason_of
+from artifacts.settings import first_fault
 from artifacts.storage import files
 
 # The program's side of Dagster Pipes, wherever it runs: beside Dagster or in Google Cloud.
@@ -53,11 +54,8 @@ def move_pipes_arguments() -> None:
 
 @contextmanager
 def open_session() -> "Iterator[PipesContext]":
-    """Open the Pipes session; on leaving, every message has been delivered.
-
-    Raises:
-        UserError: the messages could not be written to Cloud Storage within five minutes.
-    """
+    """Open the Pipes session; on leaving, every message has been delivered, or UserError is raised
+    where Cloud Storage took none for five minutes."""
     from dagster_pipes import PipesMessageWriter, decode_param, open_dagster_pipes
 
     class BucketWriter(PipesMessageWriter):
@@ -235,13 +233,8 @@ def read_spec(url: str, spec_type: type[Spec]) -> Spec:
     try:
         return spec_type.model_validate_json(content)
     except ValidationError as error:
-        # A mistyped key is an unknown one and a missing one; the unknown one says more.
-        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-        # What is no JSON object at all has no key.
-        key = ".".join(str(part) for part in faults[0]["loc"])
-        place = f"`{key}`: " if key else ""
         raise UserError(
-            f"{url} is not a {spec_type.__name__}: {place}{faults[0]['msg']}. A file that another "
+            f"{url} is not a {spec_type.__name__}: {first_fault(error)}. A file that another "
             "release wrote is read by that release only."
         ) from None
 

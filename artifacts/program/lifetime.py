@@ -59,7 +59,7 @@ class Child:
         heeds_parent: bool = True,
         outlives_parent: bool = False,
     ) -> None:
-        """Start it.
+        """Start it; raises UserError where there is no such program.
 
         Args:
             environment: all its variables; None gives it this process's.
@@ -68,9 +68,6 @@ class Child:
             heeds_parent: whether it calls `end_with_parent` itself; another program is started by
                 way of this module, which does.
             outlives_parent: start it in a session of its own, and let it stay.
-
-        Raises:
-            UserError: there is no such program.
         """
         variables = {**(os.environ if environment is None else environment)}
         # It may name this process's own parent.
@@ -166,11 +163,8 @@ class Interruption:
 def wait_for_all(
     children: Sequence[Child], interruption: Interruption, seconds_to_end: float
 ) -> list[int]:
-    """The exit codes of all; once one fails or this process is told to end, all are asked to.
-
-    Args:
-        seconds_to_end: that they may take for it.
-    """
+    """The exit codes of all; once one fails or this process is told to end, all are asked to, and
+    are killed where they take longer than some seconds."""
     deadline = float("inf")
     while None in (codes := [child.poll() for child in children]):
         if deadline == float("inf") and (interruption.requested or any(codes)):
@@ -207,10 +201,7 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 
     Linux sends the signal when the parent dies, be it by kill -9, also to a program that this one
     then becomes; SIGKILL ends a process that stands still, too. A parent that died before this call
-    is noticed by its place having been taken.
-
-    Raises:
-        SystemExit: the parent is gone already.
+    is noticed by its place having been taken, and raises SystemExit.
     """
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
@@ -223,11 +214,8 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 def end_descendants_first(channel: int) -> None:
     """On SIGTERM, end what this process has started before it ends itself.
 
-    From now on, what a descendant leaves behind becomes a child of this process.
-
-    Args:
-        channel: a descriptor that is closed before, so that whoever is at its other end expects
-            nothing more.
+    From now on, what a descendant leaves behind becomes a child of this process. The channel, a
+    descriptor, is closed before, so that whoever is at its other end expects nothing more.
     """
     # Not in the handler, which may interrupt another import.
     import psutil  # noqa: F401

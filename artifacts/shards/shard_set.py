@@ -49,14 +49,8 @@ class ShardFiles:
             )
 
     def check(self, name: str, expected: int | None = None) -> None:
-        """Compare what the folder lists with what a manifest says.
-
-        Args:
-            expected: the file's size in bytes; None where only its presence is known.
-
-        Raises:
-            DamagedArtifact: the file is absent, or of another size.
-        """
+        """Raise DamagedArtifact where the folder does not list a file, or not with the size in
+        bytes that is expected of it; None where only its presence is known."""
         fault, size = "", self._sizes.get(name)
         if size is None:
             fault = "is absent, though its manifest lists it"
@@ -70,10 +64,7 @@ class ShardFiles:
 
     def fetch(self, name: str) -> Path:
         """A local path of the file; what is in an object store is copied on first use, whole.
-
-        Raises:
-            DamagedArtifact: the file is absent.
-        """
+        Raises DamagedArtifact where it is absent."""
         self.check(name)
         if files.is_local(self.url):
             return Path(self.url.removeprefix("file://"), name)
@@ -156,9 +147,8 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
     def __init__(self, folder: str | Path, stats: ShardStats, *splits: Split) -> None:
         """Find the splits' shards in a folder, which is local or in an object store.
 
-        Raises:
-            UserError: a split has no rows.
-            DamagedArtifact: a file is absent or of the wrong size.
+        Raises UserError where a split has no rows, and DamagedArtifact where a file is absent or of
+        the wrong size.
         """
         self.stats = stats
         self._files = ShardFiles(folder)

@@ -84,11 +84,8 @@ def _directory(grams: np.ndarray) -> np.ndarray:
 
 
 def first_places(shard: Shard, segments: np.ndarray) -> np.ndarray:
-    """Where some segments begin among all tokens of the shard.
-
-    Args:
-        segments: their numbers, of any shape, which is that of what is returned.
-    """
+    """Where some segments, by their numbers in any shape, begin among all tokens of the shard; of
+    the same shape."""
     rows = np.searchsorted(shard.row_offsets, segments, side="right") - 1
     return np.asarray(rows * shard.tokens.shape[1] + shard.segments["start"][segments])
 
@@ -145,14 +142,8 @@ class SpanIndex:
     """An index of a shard on disk; opening it costs the same at any size."""
 
     def __init__(self, path: Path, skipped: int = 0) -> None:
-        """Map a file that `build_index` made.
-
-        Args:
-            skipped: bytes before it.
-
-        Raises:
-            DamagedArtifact: it is cut, or no index.
-        """
+        """Map what `build_index` made, in a file after some bytes that are skipped; raises
+        DamagedArtifact where it is cut, or no index."""
         size = path.stat().st_size - skipped
         header = np.fromfile(path, "<i8", _HEADER, offset=skipped) if size >= 64 else np.zeros(8)
         grams, buckets, vocab_size, pairs, documents, self.tokens = map(int, header[1:7])

@@ -55,11 +55,8 @@ def make_private(folder: Path) -> Path:
 
 
 def need_writable(folder: Path, setting: str = "`store`: ") -> Path:
-    """The folder, or the nearest existing one above it, if files can be written there.
-
-    Raises:
-        UserError: they cannot; the message says why, after the setting.
-    """
+    """The folder, or the nearest existing one above it; raises UserError where no file can be
+    written there, which says why after the setting."""
     try:
         while not folder.exists():
             folder = folder.parent
@@ -170,13 +167,9 @@ def write(url: str | Path, content: bytes | memoryview, sync: bool = True) -> No
 
     Object stores write whole objects by nature. On a local disk the bytes go to a temporary file
     first, which is flushed and renamed, and then the folder is flushed, so that a written file is
-    there after a loss of power too. Folders that lack are made.
-
-    Args:
-        sync: flush; not needed where a reader compares a checksum.
-
-    Raises:
-        UserError: the disk is full. What was there before is untouched.
+    there after a loss of power too. Folders that lack are made. A full disk, which leaves what was
+    there before untouched, raises UserError. Nothing need be flushed (`sync`) where a reader
+    compares a checksum.
     """
     if not is_local(url):
         filesystem, path = resolve(url)
@@ -345,11 +338,8 @@ def flush(path: Path) -> None:
 
 
 def flush_folder(folder: Path, names: Iterable[str]) -> None:
-    """Bring some files of a local folder to the disk, and every folder between.
-
-    Raises:
-        UserError: the disk is full.
-    """
+    """Bring some files of a local folder to the disk, and every folder between; raises UserError
+    where it is full."""
     folders = {folder}
     with _full_disk_named(folder):
         for name in names:

@@ -63,7 +63,8 @@ def upload_folder(
     uploads_url: str,
     before_write: Callable[[], None] = lambda: None,
 ) -> list[FileEntry]:
-    """Copy a local folder to `gs://bucket/path`, files that are there already left out.
+    """Copy a local folder to `gs://bucket/path`, files that are there already left out; raises
+    DamagedArtifact where one arrived with another checksum than was sent.
 
     Args:
         uploads_url: folder in the same bucket for the parts of large files.
@@ -71,9 +72,6 @@ def upload_folder(
 
     Returns:
         The files with sizes and checksums, as a manifest lists them.
-
-    Raises:
-        DamagedArtifact: what arrived has another checksum than what was sent.
     """
     filesystem, target = resolve(url)
     present, sizes = _remote_checksums(url), files.list_sizes(folder)
@@ -110,11 +108,8 @@ def upload_folder(
 def download_folder(
     url: str, entries: list[FileEntry], folder: Path, report: Report = lambda line: None
 ) -> None:
-    """Fetch an artifact's files into a local folder, large ones in parallel ranges.
-
-    Raises:
-        DamagedArtifact: a file arrived with another checksum than its entry.
-    """
+    """Fetch an artifact's files into a local folder, large ones in parallel ranges; raises
+    DamagedArtifact where one arrived with another checksum than its entry."""
     filesystem, source = resolve(url)
     small = [entry for entry in entries if entry.bytes <= PART_BYTES]
     for entry in entries:

@@ -163,11 +163,8 @@ def verify_manifest(
     checksums: bool = True,
     way_out: str | None = None,
 ) -> None:
-    """Compare an artifact's files, or those below a folder in it, with its manifest.
-
-    Raises:
-        DamagedArtifact: naming the file, and the way out or the command that makes it again.
-    """
+    """Compare an artifact's files, or those below a folder in it, with its manifest; raises
+    DamagedArtifact, which names the file and the way out or the command that makes it again."""
     entries = [entry for entry in manifest.files if entry.path.startswith(below)]
     for fault in find_faults(url, entries, checksums):
         command = mend_command(f"{manifest.kind}/{manifest.fingerprint}")

@@ -103,11 +103,8 @@ class Pipeline:
         return [entry.fingerprint for entry in entries]
 
     def current(self, asset: str, needed_by: str | None = None) -> Artifact:
-        """The asset's current artifact; raises MissingArtifact with the command that makes it.
-
-        Args:
-            needed_by: the asset that reads it; None where a command does.
-        """
+        """The asset's current artifact; raises MissingArtifact with the command that makes it, and
+        with the asset that reads it unless a command does."""
         artifact = self.find_current(asset)
         if artifact is None:
             fingerprint = self.recorded(asset)

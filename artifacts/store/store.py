@@ -99,9 +99,7 @@ def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Ed
 
     The caller holds the artifact's lease. In the cloud, what a job wrote into the artifact's folder
     stays: it may be running, about to be found again. Whoever starts a new job clears the folder.
-
-    Args:
-        machine_folder: a folder of this machine; the store's root where that is local.
+    The machine's folder is the store's root where that is local.
     """
     making = machine_folder / layout.DRAFTS_FOLDER
     name = layout.artifact_lease(identity.kind, identity.fingerprint)
@@ -248,11 +246,8 @@ class Artifact:
         return folder
 
     def verify(self, checksums: bool = True) -> None:
-        """Compare every file with the manifest.
-
-        Raises:
-            DamagedArtifact: a file is absent, or its size or checksum differs.
-        """
+        """Compare every file with the manifest; raises DamagedArtifact where one is absent, or its
+        size or checksum differs."""
         verify_manifest(self.manifest, self.url, checksums=checksums)
 
 
@@ -395,10 +390,8 @@ class Store:
         is written after it returns. Two makers of the same artifact wait for each other, and the
         second finds it made (`artifacts.store.store` has how they are kept apart). What comes out
         is the artifact of another identity where its content is (`artifacts.store.manifest`).
-
-        Raises:
-            LeaseLost: another has taken over, since this machine slept or was cut off.
-            UserError: a library was upgraded meanwhile.
+        Raises LeaseLost where another has taken over, since this machine slept or was cut off, and
+        UserError where a library was upgraded meanwhile.
         """
         existing = self.find(identity)
         if existing:
@@ -492,11 +485,8 @@ class Store:
                 return
 
     def set_aside(self, place: str) -> None:
-        """Move a file or folder to `damaged/`, in place of what was moved there before.
-
-        Args:
-            place: relative to the root; an artifact's no longer exists as one.
-        """
+        """Move a file or folder, named relative to the root, to `damaged/`, in place of what was
+        moved there before. An artifact no longer exists as one."""
         source, target = f"{self.root}/{place}", f"{self.root}/{layout.damaged(place)}"
         with self.lease(place.replace("/", "-")):
             if files.exists(source):

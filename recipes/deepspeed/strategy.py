@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
+from artifacts.settings import first_fault
 from artifacts.storage import files
 from recipes.data.batch import Batch, ExampleBatch
 from recipes.deepspeed.settings import configuration
@@ -58,11 +59,9 @@ def check_configuration(configuration: dict[str, Any]) -> None:
     try:
         DeepSpeedZeroConfig(**section)
     except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(str(part) for part in fault["loc"])
         raise UserError(
             "`checkpoint.placement.deepspeed.configuration`: DeepSpeed refuses "
-            f"zero_optimization.{key}: {fault['msg']}."
+            f"zero_optimization.{first_fault(error)}."
         ) from None
     offloads = (section.get(key) or {} for key in ("offload_optimizer", "offload_param"))
     devices = [offload.get("device") for offload in offloads]

@@ -11,11 +11,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, first_line
 from recipes.device import count_gpus, device_of, local_device
 from recipes.settings import StrategySettings
 
 Value = TypeVar("Value")
+LAUNCHING = (
+    "To train in one process, take WORLD_SIZE out of the environment; several are started by "
+    "python -m recipes.launcher.local, which sets it."
+)
 HOURS_TO_WAIT = 12
 """Long, because a dead worker is noticed anyway: its connections close at once."""
 
@@ -153,10 +157,11 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
         # NCCL, and whoever asks for `cuda` alone, takes the current one.
         torch.cuda.set_device(device)
     if count > 1:
-        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-            if name not in os.environ:
-                raise _unlaunched(f"WORLD_SIZE is {count}, but {name} is not set")
-        dist.init_process_group(device_of(device).group_backend)
+        try:
+            dist.init_process_group(device_of(device).group_backend)
+        except ValueError as error:
+            # A variable is not set, or no number.
+            raise UserError(f"{first_line(error)}. {LAUNCHING}") from error
         group = host_group()
         # Until all have connected, none may go on: one that refuses its input and ends would fail
         # the others.
@@ -169,15 +174,8 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
 def _number(variable: str, otherwise: int, least: int) -> int:
     text = os.environ.get(variable, str(otherwise))
     if not text.isdecimal() or int(text) < least:
-        raise _unlaunched(f"{variable} has to be a number from {least}, not {text!r}")
+        raise UserError(f"{variable} has to be a number from {least}, not {text!r}. {LAUNCHING}")
     return int(text)
-
-
-def _unlaunched(fault: str) -> UserError:
-    return UserError(
-        f"{fault}. Remove these variables from the environment to train in one process, or start "
-        "several by python -m recipes.launcher.local, which sets them."
-    )
 
 
 def form_group_of_one(device: torch.device) -> None:

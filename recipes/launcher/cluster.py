@@ -47,10 +47,8 @@ def read_cluster(environment: Mapping[str, str]) -> Cluster:
 
     On Vertex AI the master is the first replica of `workerpool0`; replica i of `workerpool1` comes
     after all of `workerpool0`. On Google Batch it is the first host of the file. MASTER_ADDR and
-    MASTER_PORT, where set, win over the names there.
-
-    Raises:
-        UserError: one of them or MASTER_PORT cannot be read, or this replica is of another pool.
+    MASTER_PORT, where set, win over the names there. Raises UserError where one of them cannot be
+    read, or this replica is of another pool.
     """
     hosts: tuple[str, ...] = ("localhost",)
     rank = 0

@@ -478,17 +478,14 @@ def _family_of(folder: Path) -> tuple[ModelFamily | None, str]:
 def check_row_length(length: int, config: dict[str, Any]) -> None:
     """Raise UserError for rows longer than a model's positions or its sliding window."""
     config = of_text(config)
-    positions = context_tokens(config)
-    if positions and length > positions:
-        raise UserError(
-            f"Rows of {length} tokens are longer than the {positions} positions of the base model. "
-            f"Set `tokenized_shards.sequence_length`, or for pairs and labeled texts "
-            f"`tokenized_shards.examples.input_tokens`, to at most {positions}."
-        )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if window and length > window:
-        raise UserError(
-            f"Rows of {length} tokens are longer than the base model's sliding window of {window}, "
-            "which training does not apply. Set `tokenized_shards.sequence_length`, or for pairs "
-            f"and labeled texts `tokenized_shards.examples.input_tokens`, to at most {window}."
-        )
+    for most, what in (
+        (context_tokens(config), "{} positions of the base model"),
+        (window, "base model's sliding window of {}, which training does not apply"),
+    ):
+        if most and length > most:
+            raise UserError(
+                f"Rows of {length} tokens are longer than the {what.format(most)}. Set "
+                "`tokenized_shards.sequence_length`, or for pairs and labeled texts "
+                f"`tokenized_shards.examples.input_tokens`, to at most {most}."
+            )

@@ -56,17 +56,17 @@ def _index(weight_map: object) -> Callable[[Path], object]:
         (_written("config.json", auto_map={"AutoModel": "modeling.Mine"}), "remote code"),
         (
             _written("config.json", max_position_embeddings="many"),
-            r'config\.json: `max_position_embeddings` has to be a whole number, not "many"',
+            r"config\.json has .*: max_position_embeddings: Input should be a valid integer",
         ),
         (
             _written("config.json", text_config={"vocab_size": [1]}),
-            r"`text_config\.vocab_size` has to be a whole number, not \[1\]",
+            r": text_config\.vocab_size: Input should be a valid integer",
         ),
-        (_written("config.json", text_config=7), "`text_config` has to be an object"),
-        (_written("config.json", architectures=[1]), "`architectures` has to be a list of names"),
+        (_written("config.json", text_config=7), ": text_config: "),
+        (_written("config.json", architectures=[1]), r": architectures\.0: "),
         (
             _written("generation_config.json", eos_token_id=[0, "</s>"]),
-            r"generation_config\.json: `eos_token_id` has to be a token's number or a list",
+            r"generation_config\.json has .*: eos_token_id\.",
         ),
         (lambda folder: (folder / "tokenizer_config.json").write_text(""), r"it is not JSON"),
         (
@@ -74,8 +74,8 @@ def _index(weight_map: object) -> Callable[[Path], object]:
             "holds an adapter alone",
         ),
         (_index({"a": "model-00001.safetensors"}), r"model-00001\.safetensors is absent"),
-        (_index(["a"]), r"index\.json: `weight_map` has to be an object that names a file"),
-        (_index({"a": "../secret"}), "`weight_map` has to be .* the same folder"),
+        (_index(["a"]), r"index\.json has .*: weight_map: "),
+        (_index({"a": "../secret"}), r": weight_map\.a: "),
     ],
 )
 def test_damaged_or_dangerous_folder_is_refused_by_name(

@@ -147,5 +147,5 @@ def test_a_spec_with_a_wrong_key_is_named(tmp_path: Path, make_spec: SpecMaker) 
     path = tmp_path / "spec.json"
     make_spec().write(path)
     path.write_text(path.read_text().replace('"learning_rate"', '"learning_rat"'))
-    with pytest.raises(UserError, match=r"`training.optimizer.learning_rat`"):
+    with pytest.raises(UserError, match=r": training.optimizer.learning_rat: "):
         read_spec(str(path), TrainingSpec)

@@ -117,7 +117,7 @@ def test_a_program_without_its_spec_says_which_file_is_missing(
     ("content", "fault"),
     [
         # A mistyped key before the one that is missing for it.
-        ('{"ende": "well"}', "is not a Spec: `ende`: "),
+        ('{"ende": "well"}', "is not a Spec: ende: "),
         ("", "is not a Spec: Invalid JSON: "),
         ("[]", "is not a Spec: Input should be an object"),
     ],

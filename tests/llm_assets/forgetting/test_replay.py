@@ -156,7 +156,7 @@ def test_without_the_early_checkpoints_it_says_from_where_it_starts_and_why_it_c
             look(lab.store, runs, [lab.late], *arguments)
     newer = json.loads((tmp_path / SPEC_NAME).read_text()) | {"dreams": True}
     spec.write_text(json.dumps(newer))
-    with pytest.raises(UserError, match=r"spec\.json is not a TrainingSpec: `dreams`.*release"):
+    with pytest.raises(UserError, match=r"spec\.json is not a TrainingSpec: dreams: .*release"):
         replay(lab.store, runs, [lab.late], train_here, said.append)
     (tmp_path / SPEC_NAME).rename(spec)
     check_replay(lab.store, runs, [lab.late])

@@ -228,7 +228,7 @@ def test_faulty_spec_is_one_clear_line(tmp_path: Path) -> None:
         cwd=REPOSITORY,
     )
     assert done.returncode == 1
-    assert "spec.json is not a EvaluationSpec: `base`" in done.stderr
+    assert "spec.json is not a EvaluationSpec: base: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
