@@ -141,10 +141,9 @@ def local_lease(
     The operating system's file lock is the lease: it ends with its holder, a killed one included,
     so nobody waits for the dead.
 
-    Args:
-        path: the lock file; made if absent, left in place afterwards.
-        on_wait: called once if the lease is taken, with the holder in words.
-        at_each_look: called as often as it is found taken; what it raises ends the wait.
+    The lock file is made if absent, and left in place afterwards. If the lease is taken, `on_wait`
+    is called once, with the holder in words, and `at_each_look` each time that it still is; what
+    they raise ends the wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path, on_wait, at_each_look) as file:
@@ -214,9 +213,7 @@ def object_lease(url: str, on_wait: Callable[[str], None] | None = None) -> Iter
     """Hold the lease at `gs://bucket/name` while the block runs, renewing it all the time; raises
     LeaseLost where it was lost, as this machine was asleep or cut off for longer than its lifetime.
 
-    Args:
-        url: the lease object.
-        on_wait: called once if the lease is taken, with the holder in words.
+    If it is taken, `on_wait` is called once, with the holder in words.
     """
     blob = files.blob_of(url)
     lease = ObjectLease(url, blob, *_acquire(blob, on_wait))

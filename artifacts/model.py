@@ -372,9 +372,8 @@ def longest_context(model: str, memory_bytes: int | None) -> int:
     """Tokens of the longest prompt and answer together that an engine has room for; raises
     UserError where the weights leave none for a text of 1,024 tokens.
 
-    Args:
-        model: a Hugging Face folder, of this machine or of a bucket.
-        memory_bytes: of all accelerators, for weights and cache; None has no limit.
+    The model is a Hugging Face folder, of this machine or of a bucket; the memory is that of all
+    accelerators, for weights and cache, and None has no limit.
     """
     place = f"{model}/{CONFIG_NAME}"
     config = of_text(_parse_json(files.read(place), place))

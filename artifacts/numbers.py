@@ -68,11 +68,7 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     A balanced Feistel network over the next even power of two, with cycle walking back into the
     range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Any element is found
     without those before it, so an order of any length can be entered anywhere.
-
-    Args:
-        indices: integers in `range(size)`, any shape.
-        size: how many elements are permuted.
-        key: another key is another order.
+    Indices are of any shape, and another key is another order.
     """
     values = np.asarray(indices, np.uint64)
     if size < 1 or (values.size and int(values.max()) >= size):

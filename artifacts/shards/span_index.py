@@ -39,12 +39,8 @@ _MAGIC = 0x32305350414E5358
 
 
 def build_index(shard: Shard, texts: np.ndarray, vocab_size: int) -> bytes:
-    """The index of a shard, as `SpanIndex` opens it.
-
-    Args:
-        texts: shape (documents,), uint64, what each document's text is known by.
-        vocab_size: bound of the token ids.
-    """
+    """The index of a shard, as `SpanIndex` opens it, by what each document's text is known by, of
+    shape (documents,), uint64, and a bound of the token ids."""
     grams = _grams(shard)
     directory = _directory(grams)
     offsets, documents, counts = _postings(shard, vocab_size)

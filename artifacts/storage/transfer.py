@@ -66,12 +66,8 @@ def upload_folder(
     """Copy a local folder to `gs://bucket/path`, files that are there already left out; raises
     DamagedArtifact where one arrived with another checksum than was sent.
 
-    Args:
-        uploads_url: folder in the same bucket for the parts of large files.
-        before_write: called before each write; what it raises ends the upload.
-
-    Returns:
-        The files with sizes and checksums, as a manifest lists them.
+    Parts of large files go to another folder of the bucket. `before_write` is called before each
+    write; what it raises ends the upload. Returns the files as a manifest lists them.
     """
     filesystem, target = resolve(url)
     present, sizes = _remote_checksums(url), files.list_sizes(folder)

@@ -173,14 +173,10 @@ def verify_manifest(
 
 
 def verify_folder(url: str, way_out: str | None = None) -> None:
-    """Compare a model folder, an artifact's or one directly inside it, with the manifest.
+    """Compare a model folder, an artifact's or one directly inside it, with the manifest; raises
+    MissingArtifact where there is none, and else as `verify_manifest`.
 
-    Args:
-        way_out: what to do about damage, where making the artifact again is not the answer.
-
-    Raises:
-        MissingArtifact: there is no manifest, so the artifact does not exist.
-        DamagedArtifact: a file is absent, or its size or checksum differs.
+    The way out is what to do about damage where making the artifact again is not the answer.
     """
     url = url.rstrip("/")
     above, _, name = url.rpartition("/")

@@ -35,15 +35,11 @@ def rewrite(
     stats: dict[str, Any],
     reason: str,
 ) -> list[str]:
-    """Put other contents into files of an artifact, under its lease.
+    """Put other contents into files of an artifact (`find_rewritable`), under its lease; returns
+    the paths of those that were written.
 
-    Args:
-        artifact: of `find_rewritable`.
-        contents: path in the artifact's folder and the file's new content, one at a time; without
-            any, and with unchanged stats, nothing happens.
-
-    Returns:
-        Paths of the files that were written.
+    Contents are a path in the artifact's folder and the file's new content, one at a time; without
+    any, and with unchanged stats, nothing happens.
     """
     store, before = artifact.store, artifact.manifest
     folder = layout.artifact(before.kind, before.fingerprint)

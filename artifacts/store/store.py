@@ -466,10 +466,8 @@ class Store:
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> None:
         """Change a small file as one step, so that of two who change it at once both are heard.
 
-        Args:
-            path: relative to the root.
-            change: gets the content, None where there is none, and gives the new one, None where
-                nothing is to change. In the cloud it may be asked again.
+        `change` gets the content, None where there is none, and gives the new one, None where
+        nothing is to change. In the cloud it may be asked again.
         """
         if self.is_local:
             with self.lease(path.replace("/", "-")):

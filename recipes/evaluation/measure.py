@@ -215,10 +215,8 @@ arrived last."""
 
 
 def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None) -> dict[str, Any]:
-    """Measure the spec's models and write result, scores and samples into its output folder.
-
-    Args:
-        scorer: scores examples one by one; without one, bits of documents are measured.
+    """Measure the spec's models, by bits of documents or by what a scorer says of examples, and
+    write result, scores and samples into its output folder.
 
     Returns:
         The content of `result.json`, which is the artifact's `stats`: `metrics` (name to role to
@@ -226,9 +224,8 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
         `documents`, `tokens`, `rounds` (how far it went), `precision`, `vocab_size`, `models`,
         `faults` (role to why that model could not be measured), `exam` (see `judge_exam`).
 
-    Raises:
-        UserError: the base cannot be read, or the data is empty. A candidate or incumbent that
-            cannot be read is a fault in the result, for the gate to judge.
+    Raises UserError where the base cannot be read, or the data is empty. A candidate or incumbent
+    that cannot be read is a fault in the result, for the gate to judge.
     """
     data, scores, faults = _measure_until_decided(spec, report, scorer)
     result = {

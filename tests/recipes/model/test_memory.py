@@ -45,33 +45,22 @@ from tests.recipes.conftest import (
 )
 from tests.recipes.model.architectures import tiny_kind
 
-LLAMA_1B = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=64,
-    tie_word_embeddings=True,
-)
-LLAMA_8B = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-)
-LLAMA_70B = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=8192,
-    intermediate_size=28_672,
-    num_hidden_layers=80,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-)
-MODELS = (LLAMA_1B, LLAMA_8B, LLAMA_70B)
+MODELS = LLAMA_1B, LLAMA_8B, LLAMA_70B = [
+    LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        tie_word_embeddings=hidden == 2048,
+    )
+    for hidden, inner, layers, heads in (
+        (2048, 8192, 16, 32),
+        (4096, 14_336, 32, 32),
+        (8192, 28_672, 80, 64),
+    )
+]
 TOKENS = 509
 """A number that no size of the model is."""
 MACHINES = [
