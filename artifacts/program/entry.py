@@ -247,10 +247,8 @@ def read_spec_file(url: str) -> bytes:
         raise UserError(f"There is no spec {url}. Give the path of a JSON file.") from None
     except Exception as error:
         # Of a folder, of storage, or of an address that nothing here reads: each has its own class.
-        raise UserError(
-            f"The spec {url} cannot be read: {first_line(error)}. Give the path of a JSON file, or "
-            "gs://BUCKET/PATH."
-        ) from error
+        fault = f"The spec {url} cannot be read: {first_line(error)}"
+        raise UserError(f"{fault}. Give the path of a JSON file, or gs://BUCKET/PATH.") from error
 
 
 @contextmanager

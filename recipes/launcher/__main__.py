@@ -114,20 +114,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=lambda text: None if text == "auto" else number_from(1)(text),
         help="a node: a number, or `auto`, which is one a GPU",
     )
-    parser.add_argument(
-        "--accelerators",
-        type=number_from(0),
-        default=0,
-        help="GPUs that this node has to have, else it ends",
-    )
-    parser.add_argument(
-        "--ssh",
-        action="store_true",
-        help="DeepSpeed starts the nodes by ssh; idle ones can be logged in to from the first",
-    )
-    parser.add_argument(
-        "--spec", help="gs:// or path of a JSON spec; the program gets it as --spec, localized"
-    )
+    least = "GPUs that this node has to have, else it ends"
+    parser.add_argument("--accelerators", type=number_from(0), default=0, help=least)
+    by_ssh = "DeepSpeed starts the nodes by ssh; idle ones can be logged in to from the first"
+    parser.add_argument("--ssh", action="store_true", help=by_ssh)
+    spec = "gs:// or path of a JSON spec; the program gets it as --spec, localized"
+    parser.add_argument("--spec", help=spec)
     parser.add_argument("--idle", action="store_true", help="start nothing; wait to be looked into")
     parser.add_argument("--idle-hours", type=float, default=4.0, help="then end by itself")
     parser.add_argument("program", nargs="*", help="after `--`: `-m module` or a script, arguments")
