@@ -125,16 +125,12 @@ def test_a_batch_that_workers_cannot_share_is_refused(make_spec: SpecMaker) -> N
         check_inputs(planned(make_spec(global_batch_size=4), 3), three)
 
 
-def test_rows_longer_than_the_models_positions_are_refused(make_spec: SpecMaker) -> None:
-    spec = make_spec()
-    shards = ShardStats.model_validate(spec.shards.model_dump() | {"sequence_length": 4096})
-    assert "256 positions" in refuse(spec.model_copy(update={"shards": shards}))
-
-
-def test_rows_longer_than_the_models_window_are_refused(
+def test_rows_longer_than_the_models_positions_or_window_are_refused(
     make_spec: SpecMaker, tmp_path: Path
 ) -> None:
     spec = make_spec()
+    shards = ShardStats.model_validate(spec.shards.model_dump() | {"sequence_length": 4096})
+    assert "256 positions" in refuse(spec.model_copy(update={"shards": shards}))
     folder = change_config(Path(spec.base_model_folder), tmp_path / "model", sliding_window=32)
     message = refuse(on_model(spec, folder))
     assert "Rows of 64 tokens are longer than the base model's sliding window of 32" in message

@@ -32,19 +32,18 @@ from tests.recipes.conftest import (
 
 
 @pytest.mark.parametrize(
-    ("variables", "fault"),
+    ("name", "value", "fault"),
     [
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE has to be a number from 1, not '0'"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE has to be a number from 1, not 'two'"),
-        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK has to be a number from 0, not '-1'"),
-        ({"WORLD_SIZE": "2", "RANK": "0"}, ".*MASTER_ADDR expected, but not set"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE has to be a number from 1, not '0'"),
+        ("WORLD_SIZE", "two", "WORLD_SIZE has to be a number from 1, not 'two'"),
+        ("LOCAL_RANK", "-1", "LOCAL_RANK has to be a number from 0, not '-1'"),
+        ("WORLD_SIZE", "2", ".*variable RANK expected, but not set"),
     ],
 )
 def test_surroundings_that_no_launcher_makes_are_refused(
-    variables: dict[str, str], fault: str, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=f"{fault}. .*recipes.launcher.local, which sets it"):
         join_workers()
 
