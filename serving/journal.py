@@ -68,7 +68,10 @@ class Journal:
             at = now.isoformat(timespec="milliseconds")
             common = (request, at, by.version, by.fingerprint)
             for index, (generate_request, answer) in enumerate(zip(asked, answers, strict=True)):
-                prompt = _prompt_text(generate_request)
+                prompt = generate_request.prompt
+                if not isinstance(prompt, str):
+                    turns = [turn.model_dump() for turn in generate_request.messages or ()]
+                    prompt = json.dumps(turns or prompt, ensure_ascii=False)
                 texts = (prompt, answer) if settings.keep == "text" else ()
                 entry = JournalEntry(*common, index, _hash(key, prompt), _hash(key, answer), *texts)
                 lines += json.dumps(asdict(entry)) + "\n"
@@ -84,13 +87,6 @@ def _line_break(file: BinaryIO) -> bytes:
         return b""
     file.seek(-1, os.SEEK_END)
     return b"" if file.read() == b"\n" else b"\n"
-
-
-def _prompt_text(request: GenerateRequest) -> str:
-    if isinstance(request.prompt, str):
-        return request.prompt
-    turns = [message.model_dump() for message in request.messages or ()]
-    return json.dumps(turns or request.prompt, ensure_ascii=False)
 
 
 def find_entries(state_folder: Path, request: str, days: float) -> list[JournalEntry]:

@@ -26,11 +26,11 @@ DEFAULT_PORT = re.compile(r"^(http://.*):80$|^(https://.*):443$")
 def check_host(host: str) -> str:
     """The address to listen on, if it is one; raises ValueError otherwise."""
     if not HOST.fullmatch(host):
-        raise ValueError(
-            "must be a host name or an IP address alone, such as 127.0.0.1; the port is set by "
-            "`endpoint.port`"
-        )
+        raise ValueError("must be a name or an IP address alone; the port is `endpoint.port`")
     return host
+
+
+Host = Annotated[str, AfterValidator(check_host)]
 
 
 def as_browsers_send(origin: str) -> str:
@@ -38,10 +38,7 @@ def as_browsers_send(origin: str) -> str:
     sent = DEFAULT_PORT.sub(r"\1\2", origin.lower().removesuffix("/"))
     # `null` is what pages from files and in sandboxes have, all alike.
     if not ORIGIN.fullmatch(sent):
-        raise ValueError(
-            "must be the scheme, host and port of a web page, such as https://page.example, "
-            "without a path or a pattern; list each origin"
-        )
+        raise ValueError("must be an origin such as https://page.example, with no path or pattern")
     return sent
 
 
@@ -118,7 +115,7 @@ class EndpointSettings(Settings):
     """The `endpoint` asset. With `platform: google_cloud`, only `rollout` applies; the rest is set
     in `config/google_cloud.yaml`."""
 
-    host: Annotated[str, AfterValidator(check_host)] = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address to listen on. Any address other than loopback needs `token_variable`."""
     port: int = Field(default=8010, ge=0, le=65_535)
     """Port to listen on; 0 picks a free one."""

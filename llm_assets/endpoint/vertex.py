@@ -82,9 +82,8 @@ class VertexEndpoint:
         address = f"{'' if '://' in self._host else 'https://'}{self._host}/v1/{self.name}"
         if not self.vertex.settings.endpoint.openai_routes:
             return f"{address}:predict"
-        return (
-            f"{address}/deployedModels/{deployed_id}/invoke" if deployed_id else f"{address}/invoke"
-        )
+        version = f"/deployedModels/{deployed_id}" if deployed_id else ""
+        return f"{address}{version}/invoke"
 
     @cached_property
     def _host(self) -> str:

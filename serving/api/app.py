@@ -154,13 +154,14 @@ class Api:
     async def tell_health(self, _: Request) -> Response:
         """Whether a version answers, and each version's share."""
         router = self.dispatcher.router
+        is_healthy = any(route.share > 0 and route.ready for route in router.routes)
         fields = {"version", "fingerprint", "share", "ready"}
         body = {
-            "status": "ok" if router.healthy else "starting",
+            "status": "ok" if is_healthy else "starting",
             "model": next(iter(router.model_names), None),
             "versions": [route.status.model_dump(include=fields) for route in router.routes],
         }
-        return JSONResponse(body, status_code=200 if router.healthy else 503)
+        return JSONResponse(body, status_code=200 if is_healthy else 503)
 
     async def tell_metrics(self, request: Request) -> Response:
         """What Prometheus asks."""

@@ -165,11 +165,6 @@ class Router:
         self.routes: list[Route] = []
 
     @property
-    def healthy(self) -> bool:
-        """Whether any route with traffic can answer now."""
-        return any(route.share > 0 and route.ready for route in self.routes)
-
-    @property
     def model_names(self) -> list[str]:
         """The pipeline's name, which stays, and the versions that have traffic."""
         serving = [route.engine.desired for route in self.routes if route.share > 0]

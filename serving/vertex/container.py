@@ -38,7 +38,7 @@ from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, Refused
 from serving.logs import log
-from serving.settings import EndpointSettings, JournalSettings, OpenAIEngine, listen
+from serving.settings import EndpointSettings, Host, JournalSettings, OpenAIEngine, listen
 from serving.state import Desired
 from serving.traffic import probe
 
@@ -67,7 +67,7 @@ class ContainerEnvironment(BaseModel):
     health_route: str = Field(default="/health", alias="AIP_HEALTH_ROUTE")
     predict_route: str = Field(default="/predict", alias="AIP_PREDICT_ROUTE")
     # Inside its container, where Vertex AI alone reaches it and asks for this address.
-    host: str = Field(default="0.0.0.0", alias="HOST")  # noqa: S104
+    host: Host = Field(default="0.0.0.0", alias="HOST")  # noqa: S104
     version: str = Field(default="unregistered", alias="MODEL_VERSION")
     fingerprint: str = Field(default="unregistered", alias="MODEL_FINGERPRINT")
     name: str = Field(default="default", alias="MODEL_NAME")

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def run(traffic: Scripted) -> None:
     asyncio.run(roll_out(traffic, SETTINGS, REQUEST_SECONDS, lambda _: None))
 
 
-def sample(answered: int = 0, failed: int = 0, **more: int) -> TrafficSample:
+def sample(answered: int = 0, failed: int = 0, **more: Any) -> TrafficSample:
     return TrafficSample(answered=answered, failed=failed, **more)
 
 
@@ -113,12 +114,34 @@ async def test_a_version_that_is_replaced_drains_by_its_own_longer_time() -> Non
     route.in_flight = 1
     router.routes = [route]
     traffic = EngineTraffic(router, new, new.desired.settings)
+    new.ready.set()
+    route.count(True, 2.0)
+    assert [one.seconds for one in await traffic.observe()] == [[], [2.0]]
     promoting = asyncio.create_task(traffic.promote())
     await asyncio.wait([promoting], timeout=0.3)
     assert not promoting.done() and router.routes == [route]
     route.in_flight = 0
     await promoting
     assert not router.routes
+
+
+class Slow(Scripted):
+    """Traffic whose new version takes twice the time, as far as anybody looks."""
+
+    async def observe(self) -> tuple[TrafficSample, TrafficSample]:
+        new, old = ([seconds] * SETTINGS.block for seconds in (2.0, 1.0))
+        return sample(len(new), seconds=new), sample(len(old), seconds=old)
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "new version that is slow",
+    sees="how many times as slow it is",
+    then="rolled back",
+)
+def test_a_version_that_takes_longer_is_taken_back() -> None:
+    with pytest.raises(RolledBack, match=r"slower than the version before: it takes 2\.00 times"):
+        run(Slow(sample(), sample()))
 
 
 class Undecided(Scripted):
