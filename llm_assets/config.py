@@ -238,16 +238,12 @@ class PipelineSettings(Settings):
         return self.eval_metrics.model_copy(update={"minimum_documents": least})
 
     @model_validator(mode="after")
-    def _name_fits_the_platform(self) -> Self:
+    def _fits_the_cloud(self) -> Self:
         if self.platform == "google_cloud" and self.name.endswith("_"):
             raise ValueError(
                 f"Vertex AI names its model and endpoint after `name`, {self.name!r}, which may "
                 "not end with an underscore there: take it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _cloud_reads_the_store(self) -> Self:
         if self.uses_cloud and "://" not in self.store:
             raise ValueError(
                 f"jobs on Google Cloud cannot read `store`, {self.store!r}, on this machine: set "
@@ -292,6 +288,7 @@ class PipelineSettings(Settings):
                         f"Sources: {', '.join(allowed)}"
                     )
         for name in mixing:
+            # A source that is not assigned has text in every split.
             if split.get(name, "train") != "train":
                 raise ValueError(
                     f"`tokenized_shards.mixing` names the source {name!r}, which has no training "
@@ -449,6 +446,7 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
     checkpoint = content.get("checkpoint")
     names_strategy = any(f"{key}.".startswith("checkpoint.placement.strategy.") for key in changes)
     if names_strategy and isinstance(checkpoint, dict):
+        # Its short form, the strategy's own name, has no place for the key that is set.
         checkpoint["placement"] = spell_out_strategy(checkpoint.get("placement"))
     for key, value in changes.items():
         *sections, name = key.split(".")

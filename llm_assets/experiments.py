@@ -14,17 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import dagster as dg
 import pyarrow.parquet as pq
 import yaml
-from dagster import (
-    AssetExecutionContext,
-    AssetsDefinition,
-    DagsterInstance,
-    DynamicPartitionsDefinition,
-    MaterializeResult,
-    MetadataValue,
-    asset,
-)
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
@@ -54,12 +46,7 @@ from llm_assets.registry.card import training_cost
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
-from recipes.evaluation.settings import (
-    CODE_VERSION,
-    SCORES_NAME,
-    GenerationSettings,
-    Metric,
-)
+from recipes.evaluation.settings import CODE_VERSION, SCORES_NAME, GenerationSettings, Metric
 
 SECTIONS = ("raw_corpus", "clean_corpus", "study", "tokenized_shards", "base_model", "checkpoint")
 """Sections that decide what a model is; the others say how it is measured and served."""
@@ -68,8 +55,6 @@ MOST_TRIALS = 100
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination of values."""
-
     changes: dict[str, Any]
     """Dotted key of the pipeline file to value."""
 
@@ -136,6 +121,7 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
             )
         if not isinstance(values, list) or not values:
             raise UserError(f"{key}: give a list with at least one value, not {values!r}.")
+        # By how they are written in the names of partitions, of which each has to be another.
         texts = [_shown(value) for value in values]
         if len(set(texts)) < len(texts):
             raise UserError(f"{key}: a value appears twice in {', '.join(texts)}.")
@@ -299,7 +285,7 @@ def _number(value: float | None, sign: str = "") -> str:
 # neither.
 @stage(code_version=CODE_VERSION, group="model", kinds={"pytorch"}, pool="training")
 def trial_metrics(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     training: TrainingRunner,
     registry: RegistryResource,
@@ -351,7 +337,6 @@ class TrialPipeline(PipelineResource):
 
 
 def trial_record(pipeline: PipelineResource, trial: str) -> Pipeline:
-    """What a trial has made."""
     name = pipeline.settings.name
     return Pipeline(pipeline.store, name, layout.trial_record(name, hash_json({"trial": trial})))
 
@@ -370,7 +355,7 @@ def _begin_record(pipeline: PipelineResource, trial: Pipeline) -> None:
 
 
 def run_trial(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     trial: Trial,
     resources: Mapping[str, Any],
@@ -410,10 +395,10 @@ UI_COLUMNS = ("settings", "gain", "interval", "verdict")
 """Columns of the table that fit the UI; the others are metadata of their own."""
 
 
-def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
+def build_experiments(settings: PipelineSettings) -> dg.AssetsDefinition:
     """The asset of all trials; whoever materializes a partition runs that trial."""
 
-    @asset(
+    @dg.asset(
         key=asset_key(settings, ASSET),
         deps=[asset_key(settings, name) for name in ("raw_corpus", "base_model")],
         description="Models trained with other settings, measured on validation text against the "
@@ -427,25 +412,25 @@ def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
     )
     @own_resources(settings)
     def experiments(
-        context: AssetExecutionContext,
+        context: dg.AssetExecutionContext,
         pipeline: PipelineResource,
         spark: SparkRunner,
         training: TrainingRunner,
         registry: RegistryResource,
-    ) -> MaterializeResult:
+    ) -> dg.MaterializeResult:
         resources = {"spark": spark, "training": training, "registry": registry}
         with user_faults(pipeline):
             name = context.partition_key
             names = run_trial(context, pipeline, read_trial(pipeline, name), resources)
             done = _results(context.instance, pipeline, name)
-            return MaterializeResult(metadata=_metadata(done[name], done, names))
+            return dg.MaterializeResult(metadata=_metadata(done[name], done, names))
 
     return experiments
 
 
-def partitions(settings: PipelineSettings) -> DynamicPartitionsDefinition:
+def partitions(settings: PipelineSettings) -> dg.DynamicPartitionsDefinition:
     """A pipeline's trials, by their names."""
-    return DynamicPartitionsDefinition(name=f"{settings.name}_trials")
+    return dg.DynamicPartitionsDefinition(name=f"{settings.name}_trials")
 
 
 def read_trial(pipeline: PipelineResource, name: str) -> Trial:
@@ -464,7 +449,7 @@ def read_trial(pipeline: PipelineResource, name: str) -> Trial:
 
 
 def _results(
-    instance: DagsterInstance, pipeline: PipelineResource, newest: str
+    instance: dg.DagsterInstance, pipeline: PipelineResource, newest: str
 ) -> dict[str, TrialResult]:
     """The results of all trials with the newest one's reference and metric: the rows of the table.
 
@@ -508,5 +493,5 @@ def _metadata(
         "measured": caption(done.values()),
         "made": ", ".join(stages) or "nothing; everything existed already",
         **readable(result.model_dump(include=figures, exclude_none=True)),
-        RESULT: MetadataValue.json(result.model_dump(mode="json")),
+        RESULT: dg.MetadataValue.json(result.model_dump(mode="json")),
     }

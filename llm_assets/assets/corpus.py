@@ -49,7 +49,6 @@ EARLIER_INPUT = "earlier"
 
 
 def raw_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of a `raw_corpus`."""
     stats = artifact.stats
     examples = stats["unread_examples"]
     unread = [(kind, count, ", ".join(examples[kind])) for kind, count in stats["unread"].items()]
@@ -168,7 +167,6 @@ def raw_corpus(
 
 
 def clean_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of a `clean_corpus`."""
     stats = artifact.stats
     examples = [
         (reason, example["id"], example["text"])
@@ -276,6 +274,7 @@ def plan_cleaning(
         cache=store.cache,
         documents_in_memory=pipeline.settings.spark.documents_in_memory,
     )
+    # All of this decides which text is kept, so a change of it makes another corpus.
     return {"general_english": general_digest} | models | forgotten.inputs(), specify
 
 
@@ -372,7 +371,6 @@ def _share(store: Store, content: bytes, folder: str, suffix: str) -> tuple[str,
 
 
 def shards_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of `tokenized_shards`."""
     stats = artifact.stats
     tokens = sum(stats["tokens"].values())
     units = ("documents", "tokens", "rows")

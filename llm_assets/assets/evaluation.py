@@ -283,7 +283,6 @@ def challenge_to_measure(
 
 
 def eval_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of `eval_metrics`."""
     return metrics_view(artifact.stats) | answers_view(artifact) | samples_view(artifact)
 
 
@@ -341,17 +340,11 @@ def samples_view(evaluation: Artifact) -> dict[str, Any]:
     """What base and candidate write after the same beginnings, side by side; none where none do."""
     samples = read_samples(evaluation)
     pairs = zip(samples.get("base", []), samples.get("candidate", []), strict=False)
-    rows = [
-        [_legible(text) for text in (base["prompt"], base["completion"], candidate["completion"])]
-        for base, candidate in pairs
-    ]
+    texts = [(one["prompt"], one["completion"], other["completion"]) for one, other in pairs]
+    # Models that have not learnt write dots without end.
+    rows = [[_UNBROKEN.sub("\\1…", text) for text in row] for row in texts]
     heads = ["after", "the base model says", "the candidate says"]
     return {"samples": table(heads, rows)} if rows else {}
-
-
-def _legible(text: str) -> str:
-    """Text for a cell, where models that have not learnt write dots without end."""
-    return _UNBROKEN.sub("\\1…", text)
 
 
 def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:

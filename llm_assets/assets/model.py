@@ -83,7 +83,6 @@ class CheckpointConfig(dg.Config):
 
 
 def base_model_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of a `base_model`."""
     return {"summary": f"{artifact.stats['parameters']:,} parameters", **artifact.stats}
 
 
@@ -128,7 +127,6 @@ def base_model(
 
 
 def checkpoint_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of a `checkpoint`."""
     stats = artifact.stats
     run = f"{artifact.store.root}/{layout.run(artifact.fingerprint)}"
     records = read_metrics(artifact.url)
@@ -208,6 +206,7 @@ def checkpoint(
         record, state = pipeline.record, models.state()
         artifact = train_once_more(record, state, version, train, context.log.info)
         return materialization(artifact, checkpoint_view(artifact) | cost(artifact))
+    # Before the identity: the precision that `auto` means here decides the weights.
     settings = training.resolve(settings)
     # The version arrives with the state of the registry; nobody chooses it to be another attempt.
     choices = config.model_dump(exclude={"from_version"}) | {"settings": settings.content()}
@@ -312,6 +311,7 @@ def continue_from_champion(
     """
     stats = ShardStats.model_validate(shards.stats)
     usual = total_steps(settings, stats)
+    # New documents are told by slice, and rows are not, so the rows are reckoned by their share.
     rows = new_share(shards, registry) * shards.stats["rows"]["train"]
     unseen_share = (1 - settings.replay_share) * (1 - settings.order.seen_share)
     steps_needed = math.ceil(rows / (unseen_share * settings.budget.global_batch_size))

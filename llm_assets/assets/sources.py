@@ -40,7 +40,6 @@ def source_key(settings: PipelineSettings, name: str) -> dg.AssetKey:
 
 
 def source_specs(settings: PipelineSettings) -> list[dg.AssetSpec]:
-    """An asset for each source."""
     return [
         dg.AssetSpec(
             source_key(settings, source.name),
@@ -66,6 +65,7 @@ def source_access(
     pipeline: PipelineResource, settings: RawCorpusSettings
 ) -> AbstractContextManager[None]:
     """Within it, sources may be looked at and read: the Hub's with its token where one is there."""
+    # The token is a secret, and only the Hub is given it.
     is_needed = any(isinstance(source, HuggingFaceDataset) for source in settings.sources)
     return pipeline.hub_access() if is_needed else nullcontext()
 
@@ -82,9 +82,7 @@ def observable_sources(settings: PipelineSettings) -> dg.AssetsDefinition:
     """The assets of all sources, which a person may have observed as well."""
 
     @dg.multi_observable_source_asset(
-        name=settings.dagster_name("observe_sources"),
-        specs=source_specs(settings),
-        can_subset=True,
+        name=settings.dagster_name("observe_sources"), specs=source_specs(settings), can_subset=True
     )
     @own_resources(settings)
     def observe_sources(

@@ -139,6 +139,7 @@ class Stage:
         Raises:
             UserError: what it reads changes all the time, or one of the plan's own.
         """
+        # What a killed step leaves in it, the next step removes.
         use_own_temporary_folder()
         # A second pipeline file with the same name and store is refused before anything is built.
         given["pipeline"].claim()
@@ -272,9 +273,7 @@ def _for_dagster(
     return own_resources(settings)(guarded)
 
 
-def own_resources(
-    settings: PipelineSettings,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def own_resources(settings: PipelineSettings) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Have Dagster give a function its resources by the keys that they have in this pipeline."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

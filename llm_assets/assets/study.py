@@ -22,7 +22,6 @@ from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TemplateSett
 
 
 def study_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of a `study`."""
     view, derived = clean_view(artifact), artifact.stats["derived"]
     return view | {
         "summary": f"{counted(artifact.stats['documents'], 'text')} made from "
@@ -73,12 +72,7 @@ def study(
     def build(draft: Draft) -> None:
         questions = read_questions(exam.path) if exam else []
         derived = write_rows(
-            settings,
-            clean_corpus.url,
-            questions,
-            draft.url,
-            pipeline.store.cache,
-            context.log.info,
+            settings, clean_corpus.url, questions, draft.url, pipeline.store.cache, context.log.info
         )
         draft.stats |= spark.run(context, clean, spec(draft.url)) | {"derived": derived}
         # The facts are data, which arrive like text; in which forms they are told is a choice.

@@ -56,7 +56,6 @@ PLACES = ("run_folder", "tensorboard")
 
 
 def verdict_view(artifact: Artifact) -> dict[str, Any]:
-    """What people see of a `model_version`."""
     verdict = read_verdict(artifact)
     evaluation = artifact.store.load("eval_metrics", artifact.manifest.inputs["eval_metrics"])
     comparisons = verdict.comparisons
@@ -168,6 +167,7 @@ def model_version(
     )
 
     def build(draft: Draft) -> None:
+        # It is no input of this stage, whose files are compared with their checksums anyway.
         candidate.verify()
         verdict = challenge.judge(eval_metrics, settings.gate)
         (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))
@@ -229,6 +229,7 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); 
 </body>
 </html>
 """
+# Text of documents and models may hold HTML, which the page has to show and not to obey.
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 

@@ -20,7 +20,7 @@ from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
 from llm_assets.automation.launched import QUESTION_TAG, Runs
-from llm_assets.gate.verdict import Outcome, Verdict
+from llm_assets.gate.verdict import Outcome
 from llm_assets.operation_settings import WHOLE_TEXT, AutomationSettings
 from llm_assets.registry.state import GATE, ModelVersion, RegistryState
 from spark_jobs.read.opened import OpenedSource
@@ -45,7 +45,6 @@ class TextSnapshot:
 
 
 def text_of(opened: Mapping[str, OpenedSource]) -> TextSnapshot:
-    """The text of all sources together."""
     sizes: dict[str, int] = {}
     for source in opened.values():
         sizes.update(source.sizes)
@@ -62,6 +61,7 @@ class Surveys:
     def write(self, text: TextSnapshot) -> None:
         """Record the files of a text; those of earlier texts are recorded already."""
         buffer = io.BytesIO()
+        # A pickle could run code of whoever may write to the store.
         np.save(buffer, _as_array(text), allow_pickle=False)
         self._store.write_bytes(f"{self._folder}/{text.name}.npy", buffer.getvalue())
 
@@ -127,10 +127,7 @@ class TextQuestion:
 
 
 def ask(
-    text: str,
-    state: RegistryState,
-    versions: Sequence[ModelVersion],
-    settings: AutomationSettings,
+    text: str, state: RegistryState, versions: Sequence[ModelVersion], settings: AutomationSettings
 ) -> TextQuestion | Wait:
     """The question that a text asks now, or why it asks none.
 
@@ -167,7 +164,9 @@ def ask(
         for version in versions
         if (verdicts := state.verdicts_of(version.weights, wanted.weights))
     ]
-    if latest and not _is_worth_more(latest, settings):
+    # Only a training that continues from the champion is longer the second time.
+    is_longer = settings.continue_from_champion and len(latest) <= settings.longer_attempts
+    if latest and not (is_longer and {one.outcome for one in latest[-1].reasons} <= MORE_MAY_HELP):
         advice = "Training again as `checkpoint` says would make the same model. "
         return Wait(
             f"The gate rejected {counted(len(latest), 'candidate')} trained on this "
@@ -181,13 +180,6 @@ def ask(
     return TextQuestion(text, wanted.version, 2 ** len(latest), is_unread=knows_text)
 
 
-def _is_worth_more(latest: Sequence[Verdict], settings: AutomationSettings) -> bool:
-    # Only a training that continues from the champion is longer the second time.
-    if not settings.continue_from_champion or len(latest) > settings.longer_attempts:
-        return False
-    return {reason.outcome for reason in latest[-1].reasons} <= MORE_MAY_HELP
-
-
 def run_key(
     question: TextQuestion,
     runs: Sequence[dg.RunRecord],
@@ -199,6 +191,7 @@ def run_key(
     It is the same for every tick that decides on this launch.
     """
     ordered = sorted(runs, key=lambda run: run.create_timestamp)
+    # Also one that somebody launched again in the UI, which has the same tag.
     if going := [run for run in ordered if run.dagster_run.status not in ENDED]:
         return Wait(f"Run {_short(going[0])} is under way for this.")
     tries = len(ordered)

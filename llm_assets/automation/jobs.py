@@ -190,9 +190,7 @@ def _retraining(settings: PipelineSettings) -> dg.ScheduleDefinition:
         description="Materializes the graph at `retrain_cron`, except what has not changed. "
         "The sensor `source_text_changed` does so as soon as there is new text.",
     )
-    def weekly_retraining(
-        context: dg.ScheduleEvaluationContext,
-    ) -> dg.RunRequest | dg.SkipReason:
+    def weekly_retraining(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         runs = Runs(context.instance, settings)
         # Not the tick's scheduled time, which is long past after an outage.
         now = datetime.now(UTC)

@@ -61,11 +61,9 @@ class Runs:
     settings: PipelineSettings
 
     def tags(self, launched_by: str) -> dict[str, str]:
-        """The tags of a run that automation launches."""
         return {PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: launched_by}
 
     def launched_for(self, question: str) -> Sequence[dg.RunRecord]:
-        """Those that were launched for a question."""
         return self.instance.get_run_records(
             dg.RunsFilter(tags={PIPELINE_TAG: self.settings.name, QUESTION_TAG: question})
         )
@@ -84,6 +82,7 @@ class Runs:
         """Whether a run is of this pipeline, as far as its tags and assets tell."""
         if PIPELINE_TAG in run.tags:
             return run.tags[PIPELINE_TAG] == self.settings.name
+        # Assets that were chosen by hand run without our tags, so their keys have to tell.
         if not run.job_name.startswith(ASSET_JOB):
             return False
         beginning = [self.settings.key_prefix] if self.settings.key_prefix else []

@@ -92,6 +92,7 @@ def _failure(context: dg.RunStatusSensorContext) -> str:
     failed = [event.dagster_event for event in events if event.dagster_event]
     reasons = [f"{step.step_key}: {failure_reason(step.step_failure_data)}" for step in failed]
     reasons = reasons or [context.dagster_event.message or ""]
+    # The message about verdicts is for runs that succeed, and this one will not.
     verdict = _verdict(context)
     reasons += [f"Before that: {verdict}"] * bool(verdict)
     return f"run {run.run_id[:8]} ({run.job_name}) failed. " + " ".join(reasons)
@@ -122,13 +123,12 @@ def _is_first(context: dg.RunStatusSensorContext, event: dg.EventLogEntry) -> bo
         materialization.asset_key, before_timestamp=event.timestamp
     )
     earlier = context.instance.fetch_materializations(records_filter, MOST_READ).records
-    earlier_metadata = [
-        record.asset_materialization.metadata for record in earlier if record.asset_materialization
+    fingerprints = [
+        record.asset_materialization.metadata.get("fingerprint")
+        for record in earlier
+        if record.asset_materialization
     ]
-    return all(
-        metadata.get("fingerprint") != materialization.metadata.get("fingerprint")
-        for metadata in earlier_metadata
-    )
+    return materialization.metadata.get("fingerprint") not in fingerprints
 
 
 def conclude(
@@ -235,6 +235,7 @@ def _post(variable: str, text: str) -> None:
 
 def _mail(settings: EmailSettings, text: str) -> None:
     message = EmailMessage()
+    # A header is one line.
     message["Subject"] = text.splitlines()[0][:120]
     message["From"], message["To"] = settings.sender, ", ".join(settings.to)
     message.set_content(text)

@@ -53,7 +53,6 @@ Look = Callable[[dg.SensorEvaluationContext, PipelineResource, Registry], dg.Sen
 
 
 def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
-    """The sensors of a pipeline."""
     interval = settings.automation.check_seconds
     return [
         _sensor(
@@ -100,12 +99,7 @@ def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
 
 
 def _sensor(
-    settings: PipelineSettings,
-    name: str,
-    job: str,
-    seconds: int,
-    look_once: Look,
-    description: str,
+    settings: PipelineSettings, name: str, job: str, seconds: int, look_once: Look, description: str
 ) -> dg.SensorDefinition:
     """A sensor that `automation.enabled` switches on."""
     is_on = settings.automation.enabled
@@ -166,7 +160,9 @@ def _look_at_text(
         lasting = OF_ONE_REQUEST.sub("", message)
         tell_once(settings, pipeline.store, "sources", message, context.log.warning, lasting)
         raise
+    # All is well again, so the next fault is told, even if it is the same.
     tell_once(settings, pipeline.store, "sources", None, context.log.warning)
+    # Before the decision: the UI shows the new text also while nothing may be launched.
     observe(context.instance, settings, sources)
     text, state = text_of(sources), models.state()
     known_texts = _known_texts(pipeline, state)
@@ -211,6 +207,7 @@ def _decide_on_text(
             f"{changed_bytes / 1e6:.3f} MB of the files differ from what the wanted model has read;"
             f" `automation.minimum_changed_megabytes` is {least / 1e6:g}."
         )
+    # Files may still be in the middle of a copy.
     quiet, waited = automation.quiet_minutes * 60, now.timestamp() - cursor.since
     if waited < quiet:
         return Wait(
@@ -295,6 +292,7 @@ def _decide_on_base_model(
             "retrain` does so automatically.",
             is_alarm=True,
         )
+    # Without the wanted version in its name: these weights are tried once, whoever serves by then.
     question = TextQuestion(f"base-{watched.identity}", None)
     runs = Runs(context.instance, settings)
     return request_run(question, runs, datetime.now(UTC), history.BASE_MODEL_SENSOR)
@@ -337,6 +335,7 @@ def newest_revision(name: str) -> str | None:
         return HfApi().model_info(name, timeout=HUB_SECONDS).sha
     except Exception:  # The Hub's own errors, or whichever those of its HTTP client are.
         folder = repo_folder_name(repo_id=name, repo_type="model")
+        # Without a connection, the cache may still know of a newer revision than the pinned one.
         cached_ref = Path(constants.HF_HUB_CACHE) / folder / "refs" / "main"
         return cached_ref.read_text().strip() if cached_ref.exists() else None
 
@@ -372,6 +371,7 @@ def _decide_on_endpoint(
         return Wait(f"Version {wanted.version} is wanted and serving.")
     question = TextQuestion(f"serve-{crash or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
+    # What is decided already is served at once: blackouts and the budget are for training runs.
     request = request_run(question, runs, now, history.ENDPOINT_SENSOR, is_limited=False)
     if isinstance(request, Wait):
         reason = f"Version {wanted.version} is wanted, but does not serve. {request.reason}"
@@ -448,7 +448,13 @@ def _ask(
         total = live.requests()
         since = total.since(before)
         if since.all >= LEAST_REQUESTS:
-            faults_by_topic["quality"], cursor = _failures(since, settings), total
+            most = settings.automation.quality.most_failures
+            faults_by_topic["quality"], cursor = [], total
+            if since.failed > most * since.all:
+                faults_by_topic["quality"].append(
+                    f"{since.failed:,} of {since.all:,} requests failed since the last check; "
+                    f"`automation.quality.most_failures` is {most:g}."
+                )
         else:
             # Too few to judge: the cursor stays, so that requests of several looks add up.
             cursor = total.minus(since)
@@ -461,16 +467,6 @@ def _ask(
             # The look's own requests are not a client's.
             cursor = cursor.plus(live.requests().since(total))
     return faults_by_topic, cursor
-
-
-def _failures(since: Requests, settings: PipelineSettings) -> list[str]:
-    quality = settings.automation.quality
-    if since.failed <= quality.most_failures * since.all:
-        return []
-    return [
-        f"{since.failed:,} of {since.all:,} requests failed since the last check; "
-        f"`automation.quality.most_failures` is {quality.most_failures:g}."
-    ]
 
 
 def _retrain(

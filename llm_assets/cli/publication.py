@@ -50,6 +50,7 @@ def publish_version(
     api = HfApi(token=token)
     try:
         api.create_repo(repository, private=not public, exist_ok=True)
+        # `exist_ok` leaves a repository that exists as public as it is.
         if not public and not api.repo_info(repository).private:
             raise UserError(
                 f"{repository} already exists and is public. Make it private on the Hub, or pass "

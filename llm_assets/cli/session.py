@@ -45,7 +45,6 @@ class Session:
 
     @property
     def serving(self) -> "ServingPlatform":
-        """What serves the champion."""
         return self._resources["serving"]
 
     @cached_property
@@ -73,6 +72,7 @@ def use_this_folders_history() -> None:
             "one with: llm-assets init FOLDER_OF_TEXT"
         )
     tell_of_other_home()
+    # In the environment, since programs that are started from here need the same history.
     os.environ["DAGSTER_HOME"] = os.getcwd()
     make_history_private()
 

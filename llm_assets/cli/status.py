@@ -32,8 +32,6 @@ NEARLY_SPENT = 0.9
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something that a person has to do something about."""
-
     alert: str
     """Its name in alerts.yml."""
     text: str
@@ -57,6 +55,7 @@ def find_alarms(
     now = datetime.now(UTC)
     if activity.fault:
         yield Alarm("StateUnreadable", activity.fault, "follow it, then `llm-assets doctor`")
+    # Where the services are down on purpose, silence is no fault.
     if is_up and activity.heartbeat:
         silent = (now - activity.heartbeat).total_seconds()
         if silent > MOST_SILENT_SECONDS:

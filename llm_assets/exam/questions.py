@@ -52,8 +52,7 @@ def read_tables(settings: ExamSettings) -> tuple[list[Fact], list[Fact], dict[st
         if relation not in asked:
             raise UserError(
                 f"{settings.forms}: nothing under `asked` for {relation}; "
-                f"{did_you_mean(relation, asked)}Relations that are asked about: "
-                f"{', '.join(asked) or 'none'}."
+                f"{did_you_mean(relation, asked)}Relations there: {', '.join(asked) or 'none'}."
             )
     return facts, placebo, forms
 
@@ -116,6 +115,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
             "retrieved": asdict(hit),
         }
     lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
+    # In the scripts that they are written in, since people read this file.
     (folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
     real_questions = [question for question in questions if not question["placebo"]]
     right = [holds(question["retrieved"]["text"], question["value"]) for question in real_questions]
@@ -144,6 +144,7 @@ def _find_stated(
                 Passage(row["id"], passage)
                 for passage in split_passages(text, words, overlap=words // 2)
             ]
+            # All of them are searched, as retrieval would search them, whatever they state.
             passages += of_document
             # Most documents state none of the facts: asked of a whole document, that is known
             # sooner than of its many passages.
@@ -204,6 +205,7 @@ def _ask(
 
 def _is_part(value: str, other: str) -> bool:
     """Whether one value begins with the other: the shorter one is always at least as likely."""
+    # Each further token of a longer answer costs likelihood and can add none.
     shorter, longer = sorted((value.casefold(), other.casefold()), key=len)
     return longer.startswith(shorter)
 
@@ -239,7 +241,6 @@ class AnswerPair:
 
     @property
     def relation(self) -> str:
-        """What was asked about the subject."""
         return str(self.question["relation"])
 
     @property
@@ -279,6 +280,7 @@ def read_answers(evaluation: Artifact, before: str, after: str = "candidate") ->
     pairs = []
     for row in scores.to_pylist():
         question = questions.get(row["sample"])
+        # The table also has the samples of lm-eval's tasks.
         if question and row["task"] in EXAM_TASKS and row["metric"] == METRIC:
             right = (row[f"score_{role}"] for role in (before, after))
             choices = (

@@ -49,7 +49,6 @@ CHANCE_SHARE = 0.95
 
 
 def measured_tasks(metric: Metric) -> tuple[str, ...]:
-    """The tasks that have to be measured."""
     return (DOMAIN_TASK, GENERAL_TASK) if metric.has_general else (DOMAIN_TASK,)
 
 
@@ -139,6 +138,7 @@ def find_unusable(
 def _too_few(scores: pa.Table, settings: GateSettings) -> list[Reason]:
     exam_decides = settings.metric == "exam"
     rows = rows_of(scores, CLOSED_BOOK if exam_decides else DOMAIN_TASK)
+    # Near-copies are one draw of the text, and all forms of a question one fact.
     clusters = pc.count_distinct(rows["cluster"]).as_py()
     if clusters >= settings.minimum_documents:
         return []
@@ -187,7 +187,6 @@ def _faulty_scores(rows: pa.Table, task: str, role: str) -> list[Reason]:
 
 
 def rows_of(scores: pa.Table, task: str) -> pa.Table:
-    """The scores of one task."""
     return scores.filter(pc.equal(scores["task"], task))
 
 
@@ -271,7 +270,10 @@ def _compare_all(
     metric = Metric.model_validate(evaluation["metric"])
     exam_decides = settings.metric == "exam"
     rounds = ASKED_AT_ONCE if exam_decides else Rounds.model_validate(evaluation["rounds"])
+    # The error of a pipeline's whole life is spent look by look, so no number of retries promotes a
+    # model by chance.
     alpha = level(settings.lifetime_error, look, rounds)
+    # Whoever has read the scores of earlier looks may have chosen this candidate by them.
     allowed = allowance(readable, rounds.share)
     decisive = SERVED_TASK if evaluation.get("served_weights") else DOMAIN_TASK
     deciding_metric = metric
@@ -281,6 +283,7 @@ def _compare_all(
     effect = settings.smallest_effect
     comparisons = [compare(scores, deciding_metric, decisive, reference, alpha, allowed, effect)]
     rest = measured_tasks(metric)[1:]
+    # Against the base model: against the incumbent, small losses would add up from week to week.
     comparisons += [compare(scores, metric.of(task), task, "base", GENERAL_LEVEL) for task in rest]
     if decisive != DOMAIN_TASK:
         comparisons.append(compare(scores, metric, DOMAIN_TASK, reference, alpha, allowed, effect))
@@ -338,6 +341,7 @@ def _judge_chance(
         return []
     task = DOMAIN_TASK if settings.metric == "exam" else comparisons[0].task
     rows = rows_of(scores, task)
+    # The first token of a document is given, not predicted.
     predicted = float((read_column(rows, "tokens") - 1).sum())
     chance = math.log2(evaluation["vocab_size"])
     bits = float(read_column(rows, "score_candidate").sum()) / predicted
@@ -361,9 +365,7 @@ def _quantization(scores: pa.Table, evaluation: Mapping[str, Any]) -> Quantizati
         total = read_column(rows, "score_candidate").sum()
         bits[task] = float(total / read_column(rows, "size").sum())
     return Quantization(
-        weights=evaluation["served_weights"],
-        evaluated=bits[DOMAIN_TASK],
-        served=bits[SERVED_TASK],
+        weights=evaluation["served_weights"], evaluated=bits[DOMAIN_TASK], served=bits[SERVED_TASK]
     )
 
 

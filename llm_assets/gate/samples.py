@@ -39,8 +39,6 @@ _NAME = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+")
 
 
 class SamplesVerdict(BaseModel):
-    """What the gate says to two files."""
-
     promoted: bool
     reasons: list[Reason]
     metric: str
@@ -49,8 +47,6 @@ class SamplesVerdict(BaseModel):
 
 @dataclass(frozen=True)
 class ScoredAnswer:
-    """What a model made of a question."""
-
     question: str
     """A hash of it."""
     cluster: str
@@ -102,24 +98,21 @@ def judge_samples(
     effect = settings.smallest_effect
     table = once_a_cluster(pa.table(scores))
     comparison = compare(table, compared_metric, task, "incumbent", alpha, smallest_effect=effect)
-    reasons = _too_few(comparison, settings) or judge_gain(comparison, settings)
+    if comparison.clusters >= settings.minimum_documents:
+        reasons = judge_gain(comparison, settings)
+    else:
+        text = (
+            f"The models were asked only {counted(comparison.clusters, 'different question')}; "
+            f"{settings.minimum_documents} are needed to decide. Raise lm-eval's --limit, or "
+            "choose a larger task."
+        )
+        reasons = [Outcome.TOO_FEW_DOCUMENTS.because(text)]
     return SamplesVerdict(
         promoted=not reasons,
         reasons=reasons or [praise(comparison, has_incumbent=True)],
         metric=metric,
         comparison=comparison,
     )
-
-
-def _too_few(comparison: Comparison, settings: GateSettings) -> list[Reason]:
-    if comparison.clusters >= settings.minimum_documents:
-        return []
-    text = (
-        f"The models were asked only {counted(comparison.clusters, 'different question')}; "
-        f"{settings.minimum_documents} are needed to decide. Raise lm-eval's --limit, or choose a "
-        "larger task."
-    )
-    return [Outcome.TOO_FEW_DOCUMENTS.because(text)]
 
 
 def _read(path: Path, filter_name: str | None) -> list[tuple[str, dict[str, Any]]]:
@@ -205,6 +198,7 @@ def _same_questions(
         if missing:
             raise UserError(
                 f"{path} lacks {len(missing)} questions that the other file has, such as doc_id "
+                # Ids are numbers written as text: by their length, 2 comes before 10.
                 f"{min(missing, key=lambda name: (len(name), name))}: it was cut, or its "
                 f"model was asked fewer. {ask_again}"
             )

@@ -75,7 +75,6 @@ class Outcome(StrEnum):
     QUANTIZATION = "quantization"
 
     def because(self, text: str) -> "Reason":
-        """A finding of this kind."""
         return Reason(outcome=self, text=text)
 
 

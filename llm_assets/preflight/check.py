@@ -93,6 +93,7 @@ def find_needs(settings: PipelineSettings) -> Base:
         # Raises if the variable of the endpoint's token is not set.
         bearer_token(settings.endpoint)
         host, port = settings.endpoint.host, settings.endpoint.port
+        # A port that this pipeline's own endpoint holds is not another's.
         if port and endpoint_status(settings) is None:
             listen(host, port).close()
     return base
@@ -111,7 +112,15 @@ def foresee(
     """
     if settings.platform == "local" and is_local(settings.store):
         steps = -(-_planned_tokens(settings, text) // _step_tokens(settings))
-        _need_space(settings.store, bytes_written(settings, base, text.bytes, steps))
+        needed = bytes_written(settings, base, text.bytes, steps)
+        folder = need_writable(Path(Store(settings.store).root))
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise UserError(
+                f"`store`: {folder} has {decimal(free)} free, and a run with this text and base "
+                f"model needs up to {decimal(int(needed))} there at a time. Free some space, or "
+                "set `store` to another disk."
+            )
     held_out = foresee_held_out(settings, text, is_judged)
     return [*_coverage(settings, text), *held_out, *_unset(settings)]
 
@@ -143,17 +152,6 @@ def _need_source(source: Source) -> None:
             raise UserError(
                 f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
             )
-
-
-def _need_space(store: str, needed: float) -> None:
-    folder = need_writable(Path(Store(store).root))
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"`store`: {folder} has {decimal(free)} free, and a run with this text and base model "
-            f"needs up to {decimal(int(needed))} there at a time. Free some space, or set `store` "
-            "to another disk."
-        )
 
 
 def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
@@ -221,7 +219,10 @@ def describe_base(settings: base_model.BaseModelSettings) -> Base:
         reader = GGUFReader(files[0])
         parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
         entries = (
-            entry for name, entry in reader.fields.items() if name.endswith(".context_length")
+            # GGUF names it by the architecture: `llama.context_length`.
+            entry
+            for name, entry in reader.fields.items()
+            if name.endswith(".context_length")
         )
         length = next((int(entry.contents()) for entry in entries), None)
         return Base(parameters * MASTER_BYTES, parameters, {POSITION_KEYS[0]: length})
@@ -252,6 +253,7 @@ def bytes_written(settings: PipelineSettings, base: Base, text_bytes: float, ste
         steps: 0 where the text decides them and is not known: as many as fill what is kept.
     """
     saving = settings.checkpoint.checkpointing
+    # One is written while all that are kept are still there.
     states = saving.keep + 1
     if steps:
         states = min(states, -(-steps // (saving.every_steps or 8)))

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from itertools import count
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.progress import counted
@@ -34,12 +35,6 @@ def held_out_share(documents: float, gate: GateSettings) -> float | None:
     # The split is random per document: minus two standard deviations, as in one of forty draws.
     surely = documents * share - 2 * math.sqrt(documents * share * (1 - share))
     return share if surely >= gate.minimum_documents else None
-
-
-def documents_needed(gate: GateSettings) -> int:
-    """Fewest documents of which enough can be held out."""
-    limit = 10**6
-    return next((count for count in range(1, limit) if held_out_share(count, gate)), limit)
 
 
 def most_measured(measured: EvaluationSettings) -> float:
@@ -142,8 +137,9 @@ def _obstacle(line: str, documents: float, settings: PipelineSettings) -> str:
     elif share and share > settings.clean_corpus.split.held_out:
         line += f"Set `clean_corpus.split.held_out: {share:.2f}`, or add text."
     else:
+        needed = next(filter(lambda count: held_out_share(count, gate), count(1)))
         line += (
-            f"Add text: at least {documents_needed(gate)} different documents of "
+            f"Add text: at least {needed} different documents of "
             f"{settings.clean_corpus.minimum_characters} characters or more "
             "(`clean_corpus.minimum_characters`) are needed; a document is a file, or a row of a "
             "table."
@@ -203,24 +199,18 @@ def _empty_split(settings: PipelineSettings, text: TextEstimate) -> str | None:
     """A warning where a split may well get none of the documents, which fall into splits by chance;
     without one, the run ends after cleaning."""
     split, documents = settings.clean_corpus.split, text.documents
-    shares = {"train": 1 - split.validation - split.held_out}
-    shares |= {"validation": split.validation, "held_out": split.held_out}
-    chances = {
-        name: (1 - share) ** documents
+    shares = {name: getattr(split, name) for name in ("validation", "held_out")}
+    chances = [
+        f"{(1 - share) ** documents:.0%} that none is {name.replace('_', '-')} text"
         for name, share in shares.items()
-        if name not in split.sources.values()
-    }
-    if not text.is_known or not documents or max(chances.values(), default=0) < LIKELY_EMPTY:
-        return None
-    told = [
-        f"{chance:.0%} for {name.replace('_', '-')} text"
-        for name, chance in chances.items()
-        if chance >= LIKELY_EMPTY
+        if name not in split.sources.values() and (1 - share) ** documents >= LIKELY_EMPTY
     ]
+    if not text.is_known or not documents or not chances:
+        return None
     return (
-        f"{counted(documents, 'document', ',.0f')} may leave a split empty, and then the run ends "
-        f"after cleaning. The chance is {' and '.join(told)}. Add documents, raise the split's "
-        "share in `clean_corpus.split`, or assign it a source (`clean_corpus.split.sources`)."
+        f"Of {counted(documents, 'document', ',.0f')}, the chance is {' and '.join(chances)}: then "
+        "the run ends after cleaning. Add documents, raise the split's share in "
+        "`clean_corpus.split`, or assign it a source (`clean_corpus.split.sources`)."
     )
 
 

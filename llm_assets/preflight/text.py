@@ -41,7 +41,6 @@ class TextEstimate(TextSurvey):
 
     @property
     def tokens(self) -> float:
-        """Approximate number of tokens."""
         return _tokens(self)
 
     def lines(self, command: str | None) -> list[str]:
@@ -109,9 +108,11 @@ def look_at(
         if seconds == 0 or not is_local(source.path):
             unread.append(source.name)
             continue
+        # Shared out beforehand, so that a large source leaves time for those after it.
         part = None if seconds is None else seconds / len(files)
         least = settings.clean_corpus.minimum_characters
         result = survey(source, listing.files, least, part, messages, texts)
+        # A run would end with these faults after it has read everything.
         judge_faults(source, result.read, result.faults, result.messages)
         place = places.get(source.name)
         if place == "held_out":

@@ -23,13 +23,7 @@ from artifacts.progress import Report, counted
 from artifacts.settings import read_key
 from artifacts.store.identity import hash_json
 from artifacts.words import WORD, count_words, split_passages, word_ngrams
-from llm_assets.study.settings import (
-    PROMPTS,
-    SOURCE,
-    GeneratorSettings,
-    PromptName,
-    StudySettings,
-)
+from llm_assets.study.settings import PROMPTS, SOURCE, GeneratorSettings, PromptName, StudySettings
 from spark_jobs.read.document import DERIVED, Document, to_table
 from spark_jobs.read.facts import Fact, read_facts, read_forms, states, tell
 from spark_jobs.read.opened import UniqueIds
@@ -54,6 +48,7 @@ GENERAL_FORMS = (
 MOST_WORDS = 12
 """Most words of a value or a subject in regular form; a longer one is a sentence."""
 _HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*")
+# A space follows a colon, which the one of an address or a time of day lacks.
 _COLON = r"(?::\**\s+|\uff1a\**\s*)"
 """Between relation and value; the wide colon of Chinese and Japanese needs no space."""
 _LINE = re.compile(
@@ -70,8 +65,6 @@ _BAR = re.compile(r"(?<!\\)\|")
 
 @dataclass
 class DerivedRow:
-    """A text made from a document."""
-
     document: str
     """Id of the document."""
     name: str
@@ -134,6 +127,7 @@ class KnownFacts:
             if count_words(fact.subject) <= MOST_WORDS and fact.value not in values_of(fact):
                 values_of(fact).add(fact.value)
                 by_document[placed.document].append(fact)
+        # By ids, so that the parts in which documents lie do not decide the order of the rows.
         for document, facts in sorted(by_document.items()):
             undisputed = [fact for fact in facts if len(values_of(fact)) == 1]
             left_out["contradiction"] += len(facts) - len(undisputed)
@@ -150,8 +144,6 @@ class KnownFacts:
 
 @dataclass
 class PlacedFact:
-    """A fact, and where it stands."""
-
     document: str
     headings: tuple[str, ...]
     """The headings above it, outermost first; the last one names the subject, or a part of its
@@ -172,6 +164,7 @@ def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
     head: list[str] | None = None
     is_code = False
     for line in map(str.strip, text.splitlines()):
+        # Code has lines such as `replicas: 3`, which are facts about nobody.
         if line.startswith(_FENCES):
             is_code, head = not is_code, None
             continue
@@ -268,8 +261,6 @@ class QuestionRefused(Exception):
 
 @dataclass(frozen=True)
 class GeneratorAnswer:
-    """What a generator wrote."""
-
     text: str
     is_whole: bool
     """Whether it ended by itself."""
@@ -279,8 +270,6 @@ class GeneratorAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """A passage with a prompt."""
-
     document: str
     passage: str
     number: int
@@ -339,6 +328,7 @@ class Generator:
                 if used >= settings.most_tokens:
                     self.not_asked = len(questions) - start
                     return
+                # In batches, since what they cost is known only once they are answered.
                 batch = questions[start : start + settings.requests_at_once]
                 answers = workers.map(lambda question: self._ask(client, question), batch)
                 for question, answer in zip(batch, answers, strict=True):
@@ -381,6 +371,8 @@ class Generator:
             ],
             "temperature": self.settings.temperature,
             "max_tokens": self.settings.answer_tokens,
+            # A server that heeds no seed is asked again in each round all the same: its answers are
+            # kept by the whole request.
             "seed": question.seed,
         }
         # Keyed by the request alone: answers cost money, so no other change may invalidate them.
@@ -409,6 +401,8 @@ class Generator:
                     raise QuestionRefused(fault)
                 retry_after = response.headers.get("Retry-After", "")
                 asked_to_wait = float(retry_after) if retry_after.isdecimal() else 0.0
+                # Any other status, such as one of a wrong key, would be the same at the next
+                # attempt.
                 if not (response.is_server_error or response.status_code == TOO_MANY_REQUESTS):
                     break
             self.report(f"The generator did not answer: {fault}")
@@ -427,6 +421,7 @@ class Generator:
             return "empty"
         if not answer.is_whole:
             return "cut off"
+        # Numbers that count the answer's own lines say nothing about the text.
         without_counts = _COUNT.sub("", answer.text)
         if _numbers(without_counts) - _numbers(passage):
             return "number that the document does not have"
@@ -444,7 +439,6 @@ class Generator:
 
 
 def _numbers(text: str) -> set[str]:
-    """Numbers as they are written."""
     return {number.strip(".,") for number in re.findall(r"\d[\d.,]*", text)}
 
 
@@ -506,6 +500,7 @@ def write_rows(
     documents: list[tuple[str, str]] = []
     for part in find_parts(clean_corpus, ["id", "text", "split", "example"], "clean_corpus"):
         for row in part.read(["id", "text", "split", "example"]).to_pylist():
+            # Examples of a task have a form of their own, which derived text would not have.
             if row["split"] == "train" and row["example"] is None:
                 facts.add(row["id"], row["text"])
                 if settings.generator:
@@ -516,6 +511,7 @@ def write_rows(
         generator = Generator(settings.generator, cache, report, left_out)
     derived = chain(
         facts.statements(left_out) if settings.forms_per_fact else (),
+        # By ids: where the budget ends must not depend on which part a document lies in.
         generator.write(sorted(documents)) if generator else (),
     )
     exam_ngrams = {run for question in questions for run in _runs_of(question)}

@@ -437,12 +437,12 @@ def test_little_held_out_text_is_enough_where_the_exam_or_a_person_decides(tmp_p
         (
             10,
             {},
-            ["10 documents may leave a split empty, .* is 60% for validation text and 60% for"],
+            ["Of 10 documents, .* 60% that none is validation text and 60% that none is h"],
         ),
         (
             1,
             {"a": "train"},
-            ["1 document may leave .* 95% for validation text and 95% for held"],
+            ["Of 1 document, the chance is 95% that none is validation text and 95% "],
         ),
         (10, {"a": "validation", "b": "held_out"}, []),
     ],
@@ -455,7 +455,7 @@ def test_a_split_that_may_stay_empty_is_told_before_any_work(
         tmp_path, clean_corpus={"split": {"sources": own}}, raw_corpus={"sources": sources}
     )
     found = foresee_held_out(few, TextEstimate(documents=documents), is_judged=False)
-    warnings = [line for line in found if "split empty" in line]
+    warnings = [line for line in found if "that none is" in line]
     assert len(warnings) == len(told)
     assert all(map(re.search, told, warnings))
 

@@ -172,11 +172,7 @@ def board(port: int) -> None:
         use_this_folders_history()
     program = [sys.argv[0], "--config", str(session.path.absolute())]
     opened = open_board(
-        session.settings,
-        session.record,
-        session.registry,
-        lambda: status_of(session),
-        program,
+        session.settings, session.record, session.registry, lambda: status_of(session), program
     )
     serve_board(opened, port, click.echo)
 

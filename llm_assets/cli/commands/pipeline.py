@@ -33,11 +33,7 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     Example:
       llm-assets init /data/manuals --name manuals
     """
-    from llm_assets.cli.pipeline.init import (
-        refuse_project_in_text,
-        write_pipeline,
-        write_project,
-    )
+    from llm_assets.cli.pipeline.init import refuse_project_in_text, write_pipeline, write_project
 
     refuse_project_in_text(Path(), folder)
     result = write_pipeline(folder, name, output)

@@ -111,11 +111,7 @@ def forget(
 )
 @json_option
 def trace(
-    request: str | None,
-    text: str | None,
-    path: Path | None,
-    version: int | None,
-    as_json: bool,
+    request: str | None, text: str | None, path: Path | None, version: int | None, as_json: bool
 ) -> None:
     """Find the training text behind an answer.
 

@@ -50,6 +50,7 @@ def plan_columns(
     without, notes = [], []
     for name in TABLES:
         of_format = [file for file in files if file.format.name == name]
+        # By a hash of their names: the first ones by name may all be of one kind or year.
         sample = sorted(of_format, key=lambda item: hash64(item.name))[:SAMPLED_FILES]
         looks = [_look(source, file) for file in sample]
         columns = [text_columns(rows) for rows, _ in looks]
@@ -104,15 +105,15 @@ def _rows(content: Content) -> Iterator[Any]:
             batches = pq.ParquetFile(stream).iter_batches(ROWS)
             yield from (row for batch in batches for row in batch.to_pylist())
         else:
+            # Python's own limit of 128 KB is for a field, and here a field may be a document.
             csv.field_size_limit(content.maximum_bytes)
             head = stream.read(HEAD_BYTES)
             if encoding := wide_encoding_of(head):
                 text = codecs.getincrementaldecoder(encoding)().decode(head)
-            elif len(head) == HEAD_BYTES:
-                # The head may end in the middle of a character, so only whole lines are decoded.
-                text, _ = decode(head[: head.rfind(b"\n") + 1])
             else:
-                text, _ = decode(head)
+                # The head may end in the middle of a character, so only whole lines are decoded.
+                end = head.rfind(b"\n") + 1 if len(head) == HEAD_BYTES else None
+                text, _ = decode(head[:end])
             table = table_rows(io.StringIO(text, newline=""))
             rows = list(islice(table, ROWS))
             _need_names(list(table.fieldnames or []), text_columns(rows))

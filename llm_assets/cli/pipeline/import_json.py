@@ -30,8 +30,6 @@ DATASET = r"^(gs://\S+|\w[\w.-]*(/\w[\w.-]*)?)$"
 
 
 class Machine(Settings):
-    """A machine with its accelerators."""
-
     machine_type: Text
     gpu_type: Text
     gpu_count: int = Field(ge=0)
@@ -47,8 +45,6 @@ class Machine(Settings):
 
 
 class ClusterConfig(Machine):
-    """Machines of the training."""
-
     name_prefix: Text
     zone: str = Field(pattern=r"^[a-z]+-[a-z]+[0-9]+-[a-z]$")
     node_count: int = Field(ge=1)
@@ -60,8 +56,6 @@ class ClusterConfig(Machine):
 
 
 class TrainConfig(Settings):
-    """The training."""
-
     model_checkpoint: Text
     batch_size: int = Field(ge=1)
     epochs: float = Field(gt=0)
@@ -70,14 +64,10 @@ class TrainConfig(Settings):
 
 
 class DeployConfig(Machine):
-    """Machines of the endpoint."""
-
     region: Text | None = None
 
 
 class ImportedSettings(Settings):
-    """Every key that the JSON may have."""
-
     dataset: str = Field(pattern=DATASET)
     dataset_subset: Text | None = None
     document_column: Text
@@ -130,6 +120,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
     settings = _read(path)
     cluster, training = settings.cluster_config, settings.train_config
     model = _model(training.model_checkpoint, revision, path)
+    # The JSON gives the rows of one GPU, a pipeline file those of a step.
     rows = training.batch_size * max(1, cluster.gpu_count) * cluster.node_count
     pipeline = {
         "name": name_from(settings.model_display_name, "imported"),
@@ -158,6 +149,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
         # vLLM serves no encoder-decoders.
         "endpoint": settings.deploy_config.for_cloud() | {"vllm": None},
     }
+    # Before anything is written: a value that fits the JSON may fit no setting.
     check_settings(pipeline, PipelineSettings, str(path))
     check_settings(cloud["training"], MachineSettings, str(path))
     check_settings(cloud["endpoint"], EndpointMachineSettings, str(path))

@@ -132,6 +132,7 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
 def _plan_source(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """The source that reads what a folder has, and what it reads and leaves out, in words; raises
     UserError where nothing there can be read."""
+    # Whole, since the pipeline file may be used from another folder.
     values = {"type": "files", "name": "text", "path": str(folder.resolve())}
     everything = Files.model_validate(values | {"formats": FORMATS, "on_bad_file": "quarantine"})
     try:

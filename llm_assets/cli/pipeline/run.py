@@ -159,6 +159,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
     settings = session.settings
     started = time.monotonic()
     with _terminal(verbose) as (terminal, log_path):
+        # People's own text may have what looks like an emoji, such as `:key:`.
         console = Console(file=terminal, emoji=False)
         description = escape(shown(settings.description))
         console.print(f"[bold]{settings.name}[/]  {description}", highlight=False)
@@ -185,6 +186,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         result = _execute(graph, progress, settings, keys, tags=tags)
         if result is None:
             console.print(f"\n{INTERRUPTED}")
+            # As a shell counts a program that Ctrl-C ended: 128 and the signal's number.
             return 130
         if not result.success:
             log_hint = "" if verbose else f" Full log: {log_path}"
@@ -242,6 +244,7 @@ def _run_in_this_process(
 
         graph = defs()
         keys = [asset_key(settings, name) for name in assets]
+        # Lines are counted through the whole graph, except in a trial, which is a single step.
         steps = assets if partition else [key.path[-1] for key in _assets_in_order(graph)]
         progress = Progress(Console(file=terminal, quiet=quiet, emoji=False), steps, settings)
         result = _execute(graph, progress, settings, keys, run_config, partition=partition)
@@ -275,10 +278,13 @@ def _execute(
             result = graph.resolve_job_def(ASSET_JOB).execute_in_process(
                 instance=instance,
                 run_id=run_id,
+                # A failed step is told by its event, in a line, without a trace.
                 raise_on_error=False,
                 asset_selection=assets,
                 partition_key=partition,
                 run_config=run_config,
+                # The process, so that a run that dies without a word can be told from one that goes
+                # on.
                 tags={PIPELINE_TAG: settings.name, PROCESS_TAG: describe_holder(), **tags},
             )
         except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
@@ -337,7 +343,9 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     """
     session = open_session()
     settings, gate = session.settings, session.settings.model_version.gate
+    # Every combination is checked before the first of them trains.
     trials = [trial.name for trial in plan_trials(session.path, changes)]
+    # Trials are compared on validation text and never judged.
     preflight(settings, is_judged=False)
     clean = session.record.find_current("clean_corpus")
     least, share = gate.minimum_documents, settings.clean_corpus.split.validation
@@ -353,6 +361,7 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
         )
     use_this_folders_history()
     with dg.DagsterInstance.get() as instance:
+        # All before the first is tried: the more there are, the wider the interval of each.
         instance.add_dynamic_partitions(str(partitions(settings).name), trials)
     return ranked(_try(settings, trial, quiet) for trial in trials)
 
@@ -367,7 +376,6 @@ def _try(settings: PipelineSettings, trial: str, quiet: bool) -> TrialResult:
 
 
 def print_results(console: Console, results: list[TrialResult]) -> None:
-    """The table, and what its figures are."""
     columns = COLUMNS if any(result.cost is not None for result in results) else COLUMNS[:-1]
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in columns:

@@ -161,8 +161,15 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         base, candidate = (
             metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
         )
+        # None stands for a figure that is not finite, and a base of 0 has no percentage.
         change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
-        basis = _on_documents(evaluation) if task == "held_out" else ""
+        basis = ""
+        if task == "held_out":
+            # The first rounds may have been enough.
+            rounds = Rounds.model_validate(evaluation.stats["rounds"])
+            basis = f", on {counted(evaluation.stats['documents']['held_out'], 'document')}"
+            if rounds.measured < rounds.planned:
+                basis += f": round {rounds.measured} of {rounds.planned} decided"
         lines.append(
             (label, f"{number(base)} -> {number(candidate)} {task_metric.unit}{change}{basis}")
         )
@@ -187,14 +194,6 @@ def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         ),
         ("training buys", exam["sentence"]),
     ]
-
-
-def _on_documents(evaluation: Artifact) -> str:
-    """How many held-out documents were measured: the first rounds may have been enough."""
-    rounds = Rounds.model_validate(evaluation.stats["rounds"])
-    early = rounds.measured < rounds.planned
-    round_note = f": round {rounds.measured} of {rounds.planned} decided" if early else ""
-    return f", on {counted(evaluation.stats['documents']['held_out'], 'document')}{round_note}"
 
 
 def _verdict_lines(
@@ -239,12 +238,14 @@ def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
     else:
         return None
     rates = ",".join(
-        f"{min(1, training.optimizer.learning_rate * factor):.2g}" for factor in factors
+        # The settings take no rate above 1.
+        f"{min(1, training.optimizer.learning_rate * factor):.2g}"
+        for factor in factors
     )
     return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{budget_option}"
 
 
-PROMPT_CHARACTERS = 80
+PROMPT_CHARACTERS, SHOWN_CHARACTERS = 80, 90
 
 
 def _print_request(
@@ -259,6 +260,7 @@ def _print_request(
     # Cut between words, where the script has any.
     prompt = shorten(start, PROMPT_CHARACTERS, placeholder="") or start[:PROMPT_CHARACTERS]
     body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
+    # Of a token, the name of its variable, which the shell fills in.
     headers = [endpoint.get("authorization"), "'Content-Type: application/json'"]
     options = " ".join(f"-H {header}" for header in headers if header)
     shown_with = "-si" if is_local else "-s"
@@ -288,7 +290,10 @@ def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None
     else:
         title, heading = "a text, continued in the models' own words", "text"
         one, other = next(pairs)
-        rows = [(_short(one["prompt"], 90), one["completion"].strip(), other["completion"].strip())]
+        # The end of the prompt is what is continued.
+        line = " ".join(one["prompt"].split())
+        start = line if len(line) <= SHOWN_CHARACTERS else "… " + line[-SHOWN_CHARACTERS:]
+        rows = [(start, one["completion"].strip(), other["completion"].strip())]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     columns = ((heading, 3, ""), ("base model", 2, "dim"), ("new model", 2, ""), ("correct", 1, ""))
     for name, ratio, style in columns[: len(rows[0])]:
@@ -301,8 +306,3 @@ def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None
 
 def _first_sentence(sample: Mapping[str, str]) -> str:
     return re.split(r"(?<=[.!?])(?=\s|[A-Z])|\n", sample["completion"].strip())[0]
-
-
-def _short(text: str, length: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= length else "… " + line[-length:]

@@ -102,6 +102,7 @@ def forget(
     texts = [entry.text_hash for entry in entries if entry.text_hash]
     _retrain(session, texts, decision, report)
     _refuse_while_making(session)
+    # After the training without them, which reads the shards that are rewritten here.
     erase(record, session.registry.state(), read_list(record.store, pipeline), report)
     state = session.registry.state()
     entries = [entry for entry in read_list(record.store, pipeline).active if entry.id in ids]

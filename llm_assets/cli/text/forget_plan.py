@@ -50,8 +50,6 @@ Rows = dict[str, list[Row]]
 
 @dataclass
 class ForgetPlan:
-    """What is to be forgotten."""
-
     entries: list[ForgottenDocument]
     """Each document, its copies after it, and then those that hold its text."""
     splits: dict[str | None, str] = field(default_factory=dict)
@@ -182,10 +180,7 @@ def _raw_corpus_of(session: Session, clean: Artifact) -> Artifact | None:
 
 
 def _look_up(
-    session: Session,
-    clean: Artifact,
-    identifiers: Sequence[str],
-    survivor_of: Mapping[str, str],
+    session: Session, clean: Artifact, identifiers: Sequence[str], survivor_of: Mapping[str, str]
 ) -> Rows:
     """Documents with their current and earlier texts, as a corpus and its record have them.
 

@@ -16,7 +16,6 @@ STRETCHES_SHOWN = 10
 def trace_answers(
     session: Session, asked: list[AnswerToTrace], as_json: bool, report: Report
 ) -> None:
-    """Trace answers and tell what was found."""
     state = session.registry.state()
     quiet: Report = (lambda line: None) if as_json else report
     tracer = Tracer(session.record.store, quiet)

@@ -129,9 +129,7 @@ class Automated:
 
     def _create(self, tags: dict[str, str], status: DagsterRunStatus, job: str = RETRAINING) -> str:
         run = self.instance.create_run_for_job(
-            self.defs.resolve_job_def(job),
-            tags=tags,
-            status=DagsterRunStatus.NOT_STARTED,
+            self.defs.resolve_job_def(job), tags=tags, status=DagsterRunStatus.NOT_STARTED
         )
         if status is not DagsterRunStatus.NOT_STARTED:
             self._report(DagsterEventType.RUN_START, run)

@@ -79,11 +79,7 @@ class Watched:
 
     def wait_idle(self) -> None:
         """Until nothing is under way."""
-        unfinished = [
-            DagsterRunStatus.QUEUED,
-            DagsterRunStatus.STARTING,
-            DagsterRunStatus.STARTED,
-        ]
+        unfinished = [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
         self.wait(lambda: not self.runs(*unfinished), "the end of all runs")
 
 

@@ -293,9 +293,7 @@ def test_an_option_that_would_not_count_is_refused(
     assert ended.exit_code == 2 and told in " ".join(ended.output.split())
 
 
-def test_who_has_no_name_on_this_machine_is_asked_for_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_has_no_name_on_this_machine_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose user is a number."""
 
     def unknown() -> str:
@@ -313,8 +311,7 @@ def test_who_has_no_name_on_this_machine_is_asked_for_one(
     then="nothing is decided",
 )
 @pytest.mark.parametrize(
-    "command",
-    [("approve", "1"), ("reject", "1"), ("rollback",), ("forget", "docs/1.md")],
+    "command", [("approve", "1"), ("reject", "1"), ("rollback",), ("forget", "docs/1.md")]
 )
 @pytest.mark.parametrize("option", ["--name", "--reason"])
 def test_what_is_recorded_with_a_decision_is_one_line_of_plain_text(

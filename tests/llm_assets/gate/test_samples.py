@@ -137,10 +137,7 @@ def rename(lines: Lines) -> Lines:
         (lambda lines: [{"text": "a"}], "line 1 is not a sample: it has no `doc_id`"),
         (lambda lines: ["a list"], "line 1 is not a sample"),
         (lambda lines: [{**x, "acc": float("nan")} for x in lines], "line 1: acc is nan, not a fi"),
-        (
-            lambda lines: [{**x, "acc": 10**400} for x in lines],
-            "acc is 10+[.]{3}, not a fi",
-        ),
+        (lambda lines: [{**x, "acc": 10**400} for x in lines], "acc is 10+[.]{3}, not a fi"),
         (lambda lines: [{**x, "acc": ["a", "b"]} for x in lines], r"acc is \['a', 'b'\], not a fi"),
         (lambda lines: [{"doc_id": x["doc_id"]} for x in lines], "has no metric acc; it has none"),
     ],
