@@ -336,6 +336,8 @@ class PipelineSettings(Settings):
     @model_validator(mode="after")
     def _gate_judges_what_serves(self) -> Self:
         by_exam = self.model_version.gate.metric == "exam"
+        # An engine with quantized weights gives bits of text alone; answers and other metrics are
+        # measured on the weights as trained.
         if self.endpoint.weights not in QUANTIZED or (
             self.checkpoint.is_judged_in_bits and not by_exam
         ):
@@ -377,6 +379,7 @@ def config_path() -> Path:
         return Path(value or DEFAULT_CONFIG)
     # In a project without config/, the pipeline file lies beside the project files.
     paths = pipeline_files()
+    # Of several nobody knows which is meant; the message about an absent default names them.
     return paths[0] if len(paths) == 1 else Path(DEFAULT_CONFIG)
 
 

@@ -150,8 +150,6 @@ Finding = Literal["better", "worse", "not told apart", "too few documents", "fai
 
 
 class TrialResult(BaseModel):
-    """One row of the table."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     trial: str
@@ -219,6 +217,7 @@ def read_result(
 def finding(found: Comparison, gate: GateSettings) -> Finding:
     """What a comparison shows; a gain too small for the gate is no gain here either."""
     low, high = found.surest_gain, found.largest_gain
+    # With fewer, the error of the bounds is not what they say.
     if found.clusters < gate.minimum_documents:
         return "too few documents"
     if low is not None and low > 0 and found.gain >= gate.smallest_effect:
@@ -456,6 +455,7 @@ def _results(
     Their intervals hold jointly, whichever partition happens to look best.
     """
     settings = pipeline.settings
+    # Of all that are there: whoever deletes a partition no longer compares it, and the others gain.
     names = instance.get_dynamic_partitions(str(partitions(settings).name))
     if newest not in names:
         raise UserError(

@@ -294,6 +294,7 @@ def find_earlier(
     """
     store = record.store
     fingerprints = record.known(wanted.kind)
+    # The splits that matter are those that a model has seen: held-out text must stay so.
     trained_on = _last_trained(record, wanted.kind)
     for earlier in (None, *fingerprints):
         identity = _with_earlier(wanted, earlier)

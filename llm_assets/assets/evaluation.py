@@ -98,6 +98,7 @@ class Challenge:
         """What the evaluation measures held-out text for; None where an exam decides."""
         if gate.metric == "exam":
             return None
+        # The evaluation stops after the round in which these are answered.
         limits = gate.model_dump(include={"lifetime_error", "smallest_effect"})
         return GateQuestion(look=self.look, readable=self.readable, **limits)
 
@@ -125,6 +126,8 @@ def open_challenge(
     form: dict[str, str] = {"served_weights": weights} if weights else {}
     judged_by = _judged_by(settings) | form
     if settings.exam and gate.metric == "exam":
+        # How facts are asked about is a choice, which may be made by scores that were read; the
+        # facts are data.
         judged_by["exam"] = settings.exam.chosen()
     procedure = card.procedure(candidate, judged_by)
     look = state.look_of(*comparison, gate)
@@ -230,6 +233,8 @@ class Measurement:
         self.shards.verify()
         incumbent = None
         if self.incumbent:
+            # Compared only with the weights that were registered: other files in their place are
+            # another model.
             url, weights = self.incumbent.model_url, self.incumbent.weights
             card.verify_model(self.pipeline.record, url, weights=weights)
             incumbent = ModelSource(path=url, fingerprint=weights)

@@ -53,6 +53,7 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
         right[answer.relation][answer.task].append((answer.before, answer.after))
     won = _rows(answer for answer in answers if answer.is_won)
     lost = _rows(answer for answer in answers if answer.is_lost)
+    # Without placebo facts there is no such column.
     tasks = [task for task in EXAM_TASKS if any(task in by_task for by_task in right.values())]
     columns = ["relation", *(task.removeprefix("exam_").replace("_", " ") for task in tasks)]
     shares = [

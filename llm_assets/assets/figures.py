@@ -161,6 +161,7 @@ def matrix(
 def _axes(title: str, x_label: str, y_label: str, height: float = 3.0) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
+    # Not by pyplot, which keeps every figure and looks for a display.
     figure = Figure(figsize=(6.4, height), dpi=100, layout="constrained")
     axes = figure.subplots()
     # Over the whole picture: over the axes alone a long one is cut off.

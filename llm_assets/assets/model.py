@@ -313,6 +313,7 @@ def continue_from_champion(
     usual = total_steps(settings, stats)
     # New documents are told by slice, and rows are not, so the rows are reckoned by their share.
     rows = new_share(shards, registry) * shards.stats["rows"]["train"]
+    # Rows that are replayed or seen again take their share of every step beside the new ones.
     unseen_share = (1 - settings.replay_share) * (1 - settings.order.seen_share)
     steps_needed = math.ceil(rows / (unseen_share * settings.budget.global_batch_size))
     values = settings.model_dump()

@@ -65,6 +65,7 @@ def endpoint(
     )
     verdict = describe_outcome(models.state(), read_verdict(model_version))
     note = "" if verdict == "promoted" else f"; the newest candidate was {verdict}"
+    # A version that cannot be started gives way, so that something serves.
     if served.instead_of is not None:
         note += f"; WARNING: version {served.instead_of} is wanted but cannot be served"
     metadata: dict[str, Any] = {

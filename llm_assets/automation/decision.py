@@ -29,8 +29,6 @@ from spark_jobs.read.snapshot import fingerprints_of
 
 @dataclass(frozen=True)
 class TextSnapshot:
-    """All sources at one moment."""
-
     fingerprints: dict[str, str]
     """Source to a hash of its content, as the raw corpus names its inputs."""
     sizes: dict[str, int] = field(repr=False)
@@ -153,6 +151,8 @@ def ask(
         )
     last_move = [move for move in state.history if move.alias == "wanted"][-1]
     is_set_aside = newest.version != wanted.version and state.was_wanted(newest.version)
+    # The model would be made again that a person took out of service: only another text may bring
+    # another.
     if is_set_aside and last_move.by != GATE:
         return Wait(
             f"{last_move.by} took version {newest.version}, which knows this text, out of service: "
@@ -201,6 +201,7 @@ def run_key(
     # The last run's id, not a count: a count falls when somebody deletes a run, and Dagster never
     # launches a key twice.
     key = f"{question.name}-{last.dagster_run.run_id}"
+    # Whoever cancels a run does not want this training, so it waits for another text.
     if last.dagster_run.status is dg.DagsterRunStatus.CANCELED:
         return Wait(f"Run {_short(last)} for this was canceled: not launched again.", is_alarm=True)
     if tries > settings.retries:

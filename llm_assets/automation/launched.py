@@ -87,6 +87,8 @@ class Runs:
             return False
         beginning = [self.settings.key_prefix] if self.settings.key_prefix else []
         folders = (beginning, [*beginning, SOURCES])
+        # Without a selection, Dagster names no asset: it is a run of all that the code location
+        # has.
         keys = run.asset_selection or ()
         return not keys or any(key.path[:-1] in folders for key in keys)
 

@@ -164,6 +164,7 @@ def _look_at_text(
     tell_once(settings, pipeline.store, "sources", None, context.log.warning)
     # Before the decision: the UI shows the new text also while nothing may be launched.
     observe(context.instance, settings, sources)
+    # The registry after the sources, whose look may take long: a person may decide meanwhile.
     text, state = text_of(sources), models.state()
     known_texts = _known_texts(pipeline, state)
     cursor = Watched.at(now.timestamp(), text.name, context.cursor)
@@ -198,8 +199,9 @@ def _decide_on_text(
     earlier_text = known_texts.get(question.against) if question.against is not None else None
     changed_bytes = Surveys(pipeline.store, settings.name).changed_bytes(text, earlier_text)
     least = automation.minimum_changed_megabytes * 1e6
-    # Files that are still to be read need not have changed.
+    # Bytes are known of files alone: a change of any other source counts, however small.
     is_small = text.is_all_files and changed_bytes is not None and changed_bytes <= least
+    # Files that are still to be read need not have changed.
     if is_small and not question.is_unread:
         if not changed_bytes:
             return Wait("Files were only renamed: there is nothing to learn.")
@@ -314,6 +316,7 @@ def _compare_with_hub(name: str, pinned: str) -> Wait:
     newest = newest_revision(name)
     if newest is None:
         return Wait(f"The Hub cannot be reached for {name}, and this machine has no copy of it.")
+    # Whatever is newer is only told: training always uses the pinned revision.
     if newest == pinned:
         return Wait(f"{name} on the Hub is at the pinned revision.")
     return Wait(
@@ -404,6 +407,8 @@ def _look_at_quality(
         return dg.SensorResult(
             skip_reason="No endpoint is serving; `endpoint_follows` takes care of that."
         )
+    # The documents on which the version was judged, so what differs is the endpoint and not the
+    # text.
     documents = judged_documents(pipeline.store, champion)
     with LiveEndpoint(running, ANSWER_SECONDS, LOOK_SECONDS) as live:
         before = read_cursor(Requests, context.cursor)
@@ -475,6 +480,7 @@ def _retrain(
     wanted: ModelVersion | None,
     version: int,
 ) -> dg.RunRequest | Wait:
+    # Further training continues from the wanted version, which is not the one that serves badly.
     if wanted is None or wanted.version != version:
         wanted_name = f"version {wanted.version}" if wanted else "none"
         return Wait(f"It is not trained further, since {wanted_name} is wanted.")

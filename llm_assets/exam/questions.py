@@ -82,6 +82,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
             f"contains a subject and its value within {settings.passage_words} words "
             "(`exam.passage_words`). Does the table belong to another text?"
         )
+    # Placebo facts show chance only if no text says anything of them.
     about = {(fact.subject, fact.relation) for fact in stated_facts}
     for fact in placebo:
         if (fact.subject, fact.relation) in about:
@@ -94,6 +95,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
                 f"document {passage.document} too. A placebo is a fact that no text states."
             )
+    # Such as the town of a Berlin kettle.
     given_away = [fact for fact in [*stated_facts, *placebo] if _is_given_away(fact, forms)]
     stated_facts = [fact for fact in stated_facts if fact not in given_away]
     placebo = [fact for fact in placebo if fact not in given_away]

@@ -382,8 +382,11 @@ def _judge_decisive(comparisons: list[Comparison], settings: GateSettings) -> li
 def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
     """Why a comparison shows no gain that matters; empty if it does."""
     is_better = found.surest_gain is not None and found.surest_gain > 0
+    # The bound keeps the gate's promise; the smallest effect spares a rollout that is not worth it.
+    # A bound beyond the effect would take more text and promise more than is needed.
     if is_better and found.gain >= settings.smallest_effect:
         return []
+    # As of the same weights, whose scores no amount of text tells apart.
     if found.difference == 0 and found.low == 0:
         text = f"Candidate and {found.reference} score the same on {_text(found)}."
         return [Outcome.TIE.because(text)]
@@ -394,6 +397,7 @@ def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
         shortfall = f"the smallest effect that matters is {settings.smallest_effect:g}"
     power = f"A gain of {found.detectable:.4f} would have been detected with 80% power."
     if documents := found.documents_to_decide(settings.smallest_effect):
+        # So a reader can tell a model that is not better from a text too short to show it.
         power += (
             f" If the true gain is the measured one, about {documents:,} {_counted(found)} are "
             "needed."
@@ -424,7 +428,6 @@ def _judge_floors(metrics: Metrics, settings: GateSettings) -> list[Reason]:
 
 
 def praise(found: Comparison, has_incumbent: bool) -> Reason:
-    """What speaks for a candidate."""
     if has_incumbent:
         return Outcome.BETTER.because(f"{_measured(found)}.")
     return Outcome.NO_INCUMBENT.because(f"There is no incumbent yet. {_measured(found)}.")

@@ -88,6 +88,7 @@ def find_needs(settings: PipelineSettings) -> Base:
         base = Base(0, artifact.stats["parameters"], json.loads(config.read_bytes()))
     else:
         base = describe_base(settings.base_model)
+    # Found here, it costs nothing; the training would find it after all text was tokenized.
     base_model.check_row_length(settings.tokenized_shards.input_length(settings.form), base.config)
     if settings.platform == "local":
         # Raises if the variable of the endpoint's token is not set.

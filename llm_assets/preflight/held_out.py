@@ -115,6 +115,7 @@ def held_out_obstacle(clusters: int, documents: float, settings: PipelineSetting
             has read them, because splits do not change afterwards.
     """
     gate = settings.model_version.gate
+    # An exam asks about facts, of which it needs enough, and held-out text decides nothing.
     if gate.metric == "exam" or clusters >= gate.minimum_documents:
         return None
     line = f"Only {clusters:,} independent documents are held out, near-copies counted as one"
@@ -180,6 +181,7 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
         obstacle = held_out_obstacle(held_out + int(split.held_out * new), documents, settings)
         # Text that was not looked at may have grown, so an obstacle is not certain.
         is_certain = text.is_known and text.share == 1
+    # Text that a model was trained on may not be held out later, nor the reverse.
     if former != split.held_out and is_trained:
         line += (
             f" Existing splits do not change: `held_out: {split.held_out:g}` instead of {former:g} "

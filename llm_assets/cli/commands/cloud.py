@@ -186,6 +186,7 @@ def _smoke(
     for stage in estimate_smoke(cloud, nodes):
         click.echo(stage.line(), err=as_json)
     click.echo(f"Prices: {PRICES_AS_OF}", err=as_json)
+    # It costs money.
     if not yes:
         click.confirm("Start them?", abort=True, err=as_json)
     findings = []

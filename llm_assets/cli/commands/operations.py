@@ -113,6 +113,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
       llm-assets --config config/manuals.yaml up --port 3100
       llm-assets up --wait      as the main program of a container
     """
+    # Before anything is started: services would fail again and again on faulty settings.
     load_settings(config_path())
     use_this_folders_history()
     services.bring_up(

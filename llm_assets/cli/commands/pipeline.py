@@ -46,6 +46,7 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
         click.echo(shown(result.obstacle))
         if "`llm-assets " in result.obstacle:
             click.echo(say_how_found(result.path))
+        # Not `run`, which would be refused for the obstacle.
         click.echo(f"Wrote {result.path}. Then: {command} check")
     else:
         click.echo(f"Wrote {result.path}. Now: {command} run")
@@ -157,6 +158,7 @@ def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps([result.model_dump(mode="json") for result in results], indent=2))
     else:
         print_results(Console(emoji=False), results)
+    # For scripts: the table is printed in any case, since the other trials have results.
     if any(result.verdict == "failed" for result in results):
         sys.exit(1)
 

@@ -177,6 +177,7 @@ def gate(
     word = "better" if verdict.promoted else "not shown to be better"
     sentence = f"{word}. {' '.join(reason.text for reason in verdict.reasons)}"
     click.echo(verdict.model_dump_json(indent=2) if as_json else shown(sentence))
+    # Not 1, which says that the files cannot be compared: a script has to tell the two apart.
     sys.exit(0 if verdict.promoted else 3)
 
 

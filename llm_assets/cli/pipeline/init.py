@@ -146,6 +146,7 @@ def _plan_source(folder: Path) -> tuple[dict[str, Any], list[str]]:
     if 0 < counts["code"] < CODE_SHARE * len(listing.files):
         without.append("code")
         notes.insert(0, f"code files left out (`formats`): {counts['code']:,}")
+    # Only those that are there: a file of another kind that comes later is counted and not read.
     formats = [form for form in FORMATS if counts[form] and form not in without]
     if not formats:
         raise UserError(
