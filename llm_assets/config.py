@@ -127,6 +127,7 @@ def name_from(text: str, otherwise: str) -> str:
     name = re.sub(r"[^a-z0-9]+", "_", letters).strip("_")
     if not name[:1].isalpha():
         name = f"{otherwise}_{name}"
+    # Cut after an underscore, it would be refused on Google Cloud.
     return name[:LONGEST_NAME].rstrip("_")
 
 

@@ -365,6 +365,7 @@ def _share_general_english(store: Store) -> tuple[str, str]:
 def _share(store: Store, content: bytes, folder: str, suffix: str) -> tuple[str, str]:
     """Put a file where jobs can read it, named by its content: `(url, content hash)`."""
     digest = hashlib.sha256(content).hexdigest()[:20]
+    # By its content, so a job that runs keeps the file that it was given.
     name = f"{folder}/{digest}{suffix}"
     if store.read_bytes(name) != content:
         store.write_bytes(name, content)

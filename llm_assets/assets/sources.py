@@ -129,6 +129,7 @@ def _seen(
         events = (
             record.asset_observation for record in instance.fetch_observations(key, LAST).records
         )
+        # Pipelines without a prefix may share the key of a source, but not what they see of it.
         own_events = (
             event
             for event in events
@@ -138,6 +139,7 @@ def _seen(
         is_known = last is not None and last.tags.get(VERSION_TAG) == version
         metadata: dict[str, Any] = dict(last.metadata) if last and is_known else {}
         metadata[PIPELINE] = own_name
+        # A version that is known keeps the time at which it was first seen.
         metadata.setdefault(LAST_CHANGE, dg.MetadataValue.timestamp(time.time()))
         if source.sizes:
             metadata |= {"files": len(source.sizes), "file_bytes": sum(source.sizes.values())}

@@ -170,6 +170,7 @@ class Stage:
         )
         own_arguments: dict[str, Any] = {"settings": settings, "identity": identity}
         if of_run := _run_options(self.plan):
+            # The run's config also has settings, which the pipeline has put into its section.
             values = {name: options[name] for name in of_run.model_fields if name in options}
             own_arguments["config"] = of_run(**values)
         plan = _call(self.plan, {**given, **current, **own_arguments})
@@ -186,6 +187,7 @@ class Stage:
         tags = {
             f"{INPUT_TAG}/{key.to_user_string()}": version for key, version in plan.outside.items()
         }
+        # The manifest has the settings of the run alone, and not that they differ from the file's.
         if changed := self._changed(pipeline, settings):
             done[CHANGED] = table(["setting", "this run", "the file"], changed)
         return materialization(artifact, {**self.view(artifact), **done}, tags)

@@ -102,8 +102,10 @@ def version_page(
     evaluation = store.load("eval_metrics", inputs["eval_metrics"])
     candidate = store.load("checkpoint", evaluation.manifest.inputs["checkpoint"])
     training = checkpoint_view(candidate) | card.training_cost(candidate.stats, cost_per_hour)
+    # All questions: unlike the UI, the page hides nothing behind a click.
     view = eval_view(evaluation) | answers_view(evaluation, most=None)
     exam = {name: view[name] for name in EXAM_FIGURES if name in view}
+    # Where nothing was compared, the reasons on the card are all there is.
     gate = verdict_view(verdict) if read_verdict(verdict).comparisons else {}
     sections = {
         "What it knows": exam,

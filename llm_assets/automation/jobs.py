@@ -196,6 +196,7 @@ def _retraining(settings: PipelineSettings) -> dg.ScheduleDefinition:
         now = datetime.now(UTC)
         if reason := runs.blackout(now) or runs.budget_spent(now):
             return dg.SkipReason(reason)
+        # As the sensor does, so that both train the same model of the same text.
         given = {"continue_from_champion": settings.automation.continue_from_champion}
         return dg.RunRequest(run_config=training_config(settings, given), tags=runs.tags(SCHEDULE))
 

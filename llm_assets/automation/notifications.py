@@ -91,6 +91,7 @@ def _failure(context: dg.RunStatusSensorContext) -> str:
     events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     failed = [event.dagster_event for event in events if event.dagster_event]
     reasons = [f"{step.step_key}: {failure_reason(step.step_failure_data)}" for step in failed]
+    # A run that could not be started has no step that failed.
     reasons = reasons or [context.dagster_event.message or ""]
     # The message about verdicts is for runs that succeed, and this one will not.
     verdict = _verdict(context)

@@ -67,6 +67,7 @@ def find_alarms(
         remedy = "the last run's log gives the reason; fix it and run `llm-assets run`"
         yield Alarm("RunsFail", text, remedy)
     hours = settings.automation.hours
+    # A history that cannot be read tells no hours either, and its own alarm comes first.
     if hours is not None and not activity.fault:
         spent = _spent_hours(settings, now)
         if spent > NEARLY_SPENT * hours:

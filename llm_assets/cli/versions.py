@@ -24,6 +24,7 @@ def list_versions(session: Session) -> list[str]:
         lines.append(f"{label}: {story[-1] if story else 'the base model'}")
         cost = "" if version.dollars is None else f"; {describe_cost(version)}"
         lines.append(f"    trained on {describe_coverage(version)}{cost}")
+    # Whatever is wanted became so by a move.
     move = [move for move in state.history if move.alias == "wanted"][-1]
     lines.append(f"wanted: version {wanted.version}, by {move.by} ({move.reason})")
     served = f"version {champion.version}, the last that was served" if champion else "none"

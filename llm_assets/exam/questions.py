@@ -188,6 +188,7 @@ def _ask(
                 f"{fact.value!r}, or one that begins with it or that it begins with: there is no "
                 "wrong answer to choose. Add some with other values, or leave the relation out."
             )
+        # Drawn by a hash, so the same facts make the same exam on any machine.
         wrong = sorted(others, key=lambda v: _draw(fact, v))
         # By another hash than the wrong answers, so that the place of the right one tells nothing.
         options = sorted([fact.value, *wrong[: choices - 1]], key=lambda v: _draw(fact, f"@{v}"))

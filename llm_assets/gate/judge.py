@@ -68,7 +68,9 @@ def with_answers(scores: pa.Table, answers: pa.Table) -> pa.Table:
     rows = rows.select([name for name in rows.column_names if name in columns]).append_column(
         "size", pa.array(np.ones(len(rows)))
     )
+    # It has the evaluation's fingerprint, which `find_mismatch` compares.
     metadata = scores.schema.metadata
+    # Answers lack what only documents have, such as their tokens.
     table = pa.concat_tables([scores, once_a_cluster(rows)], promote_options="default")
     return table.replace_schema_metadata(metadata)
 

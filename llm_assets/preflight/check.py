@@ -238,6 +238,7 @@ def _parameters(weights: Path) -> int:
 
     try:
         with safe_open(weights, framework="numpy") as file:
+            # The head of the file has the shape of every tensor, so no weights are read.
             names = file.keys()
             return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     except SafetensorError as error:

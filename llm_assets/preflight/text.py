@@ -100,6 +100,7 @@ def look_at(
     places = split.sources
     files = [entry for entry in settings.raw_corpus.sources if isinstance(entry, Files)]
     unread = [entry.name for entry in settings.raw_corpus.sources if not isinstance(entry, Files)]
+    # Hashes, over all sources: a text that is in several of them counts once.
     texts: set[int] = set()
     # Held-out text is never trained on, and text that is also trained on is not replayed.
     files.sort(key=lambda item: ORDER_OF_COUNTING.index(places.get(item.name)))

@@ -557,6 +557,7 @@ def write_rows(
 
 def _runs_of(question: dict[str, Any]) -> set[tuple[str, ...]]:
     """The five-word n-grams of a question outside its subject."""
+    # The subject's own words have to be in what is told of it.
     parts = re.split(re.escape(question["subject"]), question["question"])
     return set().union(*(word_ngrams(part, NGRAM_SIZE) for part in parts))
 

@@ -164,6 +164,7 @@ def _check_project(
     findings = check_project(cloud, uses)
     for finding in findings:
         click.echo(shown(finding.line()), err=as_json)
+    # Jobs cost money, and would fail for what is known already.
     if nodes and all(finding.ok is not False for finding in findings):
         findings += _smoke(cloud, nodes, yes, as_json, runner)
     output["findings"] = [asdict(finding) for finding in findings]

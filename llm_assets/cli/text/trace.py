@@ -22,6 +22,7 @@ def trace_answers(
     for answer in asked:
         trace = tracer.trace(state, answer.version, answer.answer)
         if as_json:
+            # A line for each answer, of which a request may have several.
             report(json.dumps(asdict(trace) | {"verdict": trace.verdict, "share": trace.share}))
             continue
         for line in told(trace):
