@@ -269,27 +269,40 @@ def test_a_generator_is_asked_about_each_passage_and_what_it_writes_names_its_do
     assert scribe.asked[0]["messages"][1]["content"] == LAMP.strip()
 
 
+STEPS = "# Pump\n\n1. Close the valve.\n2. Hold it for 9 s.\n3. Oktober 1990 is its date.\n"
+GERMAN = "# Lampe\n\nDie Lampe hat einen Schalter und ein Kabel, das zur Steckdose führt.\n"
+LAMP = TEXTS[0][1]
+NEW_NUMBER = "number that the document does not have"
+
+
 @pytest.mark.parametrize(
-    ("text", "finish_reason", "left_out"),
+    ("document", "text", "left_out"),
     [
-        ("", "stop", "empty"),
-        ("It weighs 3 kg, and", "length", "cut off"),
-        ("The Velora lamp weighs 4 kg.", "stop", "number that the document does not have"),
-        ("2. In step 4 it shines, says one.", "stop", "number that the document does not have"),
+        (LAMP, "", "empty"),
+        (LAMP, "It weighs 3 kg, and", "cut off"),
+        (LAMP, "The Velora lamp weighs 4 kg.", NEW_NUMBER),
+        (LAMP, "2. In step 4 it shines, says one.", NEW_NUMBER),
         (
+            LAMP,
             "See how Anna, Berta, Clara and also Dora like it.",
-            "stop",
             "names that the document does not have",
         ),
-        ("The Velora lamp shines in every room, and has done so", "stop", "copy of the document"),
+        (LAMP, "The Velora lamp shines in every room, and has done so", "copy of the document"),
+        (STEPS, "1. In step 2 somebody holds the valve of the pump for 9 s, begun on the 3.", None),
+        (
+            GERMAN,
+            "Wer Licht im Zimmer braucht, findet am Gerät den Knopf, der die Lampe schaltet.",
+            None,
+        ),
     ],
 )
 def test_what_is_cut_or_not_true_to_the_document_is_left_out_and_counted(
-    make: Make, scribe: Scribe, text: str, finish_reason: str, left_out: str
+    make: Make, scribe: Scribe, document: str, text: str, left_out: str | None
 ) -> None:
-    scribe.text, scribe.finish_reason = text, finish_reason
-    _, _, stats = make([TEXTS[0]], generator=scribe.settings())
-    assert stats["left_out"] == {left_out: 1}
+    scribe.text, scribe.finish_reason = text, "length" if left_out == "cut off" else "stop"
+    rows, _, stats = make([("a.md", document, "train")], generator=scribe.settings())
+    assert stats["left_out"] == ({left_out: 1} if left_out else {})
+    assert (text in rows.values()) == (left_out is None)
 
 
 def test_a_budget_ends_the_asking_and_reaches_every_document_first(
@@ -328,26 +341,6 @@ def test_how_many_are_asked_at_once_does_not_decide_what_a_budget_makes(
     assert all_at_once[:2] == one[:2] and len(one[0]) == 3
     assert all_at_once[2]["left_out"] == {"beyond the budget": 1}
     assert all_at_once[2]["dollars"] == pytest.approx(0.4), "all that was asked was paid for"
-
-
-STEPS = "# Pump\n\n1. Close the valve.\n2. Hold it for 9 s.\n3. Oktober 1990 is its date.\n"
-GERMAN = "# Lampe\n\nDie Lampe hat einen Schalter und ein Kabel, das zur Steckdose führt.\n"
-
-
-@pytest.mark.parametrize(
-    ("document", "text"),
-    [
-        (STEPS, "1. In step 2 somebody holds the valve of the pump for 9 s, begun on the 3."),
-        (GERMAN, "Wer Licht im Zimmer braucht, findet am Gerät den Knopf, der die Lampe schaltet."),
-    ],
-    ids=["numbers of steps", "nouns with capitals"],
-)
-def test_what_a_passage_has_is_neither_a_new_number_nor_a_new_name(
-    make: Make, scribe: Scribe, document: str, text: str
-) -> None:
-    scribe.text = text
-    rows, _, stats = make([("a.md", document, "train")], generator=scribe.settings())
-    assert text in rows.values() and stats["left_out"] == {}
 
 
 def test_a_passage_that_a_generator_refuses_is_left_out_and_one_that_refuses_all_is_named(
