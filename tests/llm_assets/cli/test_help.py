@@ -66,7 +66,7 @@ def test_docs_shows_the_pages_and_names_them_where_there_is_none() -> None:
     assert re.search(r"^settings +Settings$", told, re.MULTILINE)
     page = CliRunner().invoke(commands, ["docs", "settings"], catch_exceptions=False).output
     assert page.startswith("# Settings") and "`checkpoint.budget.steps`" in page
-    with pytest.raises(UserError, match=r"no page 'setting'. The pages are: .*settings"):
+    with pytest.raises(UserError, match=r"no page 'setting'; did you mean `settings`\?"):
         CliRunner().invoke(commands, ["docs", "setting"], catch_exceptions=False)
 
 
