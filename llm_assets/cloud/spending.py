@@ -5,7 +5,7 @@ cost is recorded in the bucket.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -531,27 +531,23 @@ def active_jobs(settings: GoogleCloudSettings) -> tuple[list[ActiveJob], list[st
     """
     jobs: list[ActiveJob] = []
     faults: list[str] = []
+    # Cloud TPU names machine types differently.
+    types = {machine.accelerator_type: name for name, machine in TPU_MACHINES.items()}
     for kind in SERVICES:
         try:
             client = kind.connect(settings.region, settings.api_endpoint)
-            for parent in kind.parents(client, settings.parent):
-                jobs += _active_jobs(settings, kind(client, parent))
+            for service in (kind(client, at) for at in kind.parents(client, settings.parent)):
+                for job in service.find():
+                    if not job.phase.ended or job.holds_machines:
+                        machine_type = types.get(job.machine_type, job.machine_type)
+                        price = machine_price(settings, machine_type, job.is_cheaper, kind)
+                        jobs.append(ActiveJob(service, job, price))
         except Exception as error:
             # Whatever is wrong with one service, the machines of the others cost money.
             if not DISABLED_API.search(str(error)):
                 place = replace(kind.kind, project=settings.project, region=settings.region)
                 faults.append(" ".join(refusal(error, "to list its jobs", place)).strip())
     return jobs, faults
-
-
-def _active_jobs(settings: GoogleCloudSettings, service: RemoteService) -> Iterator[ActiveJob]:
-    # Cloud TPU names machine types differently.
-    types = {machine.accelerator_type: name for name, machine in TPU_MACHINES.items()}
-    for job in service.find():
-        if not job.phase.ended or job.holds_machines:
-            machine_type = types.get(job.machine_type, job.machine_type)
-            price = machine_price(settings, machine_type, job.is_cheaper, type(service))
-            yield ActiveJob(service, job, price)
 
 
 def end_jobs(jobs: Iterable[ActiveJob], report: Report) -> tuple[list[ActiveJob], list[str]]:

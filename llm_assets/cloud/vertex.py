@@ -73,16 +73,12 @@ class Vertex:
     @cached_property
     def models(self) -> Any:
         """A `ModelServiceClient`."""
-        from google.cloud.aiplatform_v1 import ModelServiceClient
-
-        return self._client(ModelServiceClient)
+        return self._client("ModelServiceClient")
 
     @cached_property
     def endpoints(self) -> Any:
         """An `EndpointServiceClient`."""
-        from google.cloud.aiplatform_v1 import EndpointServiceClient
-
-        return self._client(EndpointServiceClient)
+        return self._client("EndpointServiceClient")
 
     def call(self, doing: str, function: Callable[..., Result], **arguments: Any) -> Result:
         """Call a client's method, again while Google is busy.
@@ -153,10 +149,11 @@ class Vertex:
         place = VertexCustomJobs(None, self.parent).place
         return VertexRefused("\n".join(refusal(error, doing, place)).strip())
 
-    def _client(self, kind: Callable[..., Any]) -> Any:
+    def _client(self, name: str) -> Any:
         from google.auth.exceptions import GoogleAuthError
 
         host = VertexCustomJobs.address.format(region=self.settings.region)
+        kind = VertexCustomJobs.type_named(name)
         try:
             return kind(client_options={"api_endpoint": self.settings.api_endpoint or host})
         except GoogleAuthError as error:

@@ -323,23 +323,19 @@ def read_certificate(place: str, trusted: Path | None = None) -> tuple[Forgettin
         ) from None
 
 
-def read_certificates(store: Store, pipeline: str) -> list[Forgetting]:
-    """What all certificates in a store state, oldest first; raises UserError where one cannot be
-    read."""
-    folder = layout.certificates(pipeline)
-    names = fnmatch.filter(store.list_folder(folder), "*.json")
-    paths = [f"{store.root}/{folder}/{name}" for name in names]
-    statements = [read_certificate(path)[0] for path in paths]
-    return sorted(statements, key=lambda statement: statement.at)
-
-
 def restore_list(store: Store, pipeline: str) -> None:
     """Rewrite a list that cannot be read or is outdated from its second copy and the certificates.
 
     Entries that are in neither, because `llm-assets forget` was interrupted, are missing. If the
     copy is lost as well, documents that were wanted again since count as forgotten.
+
+    Raises:
+        UserError: a certificate cannot be read.
     """
-    place, certificates = layout.forgotten(pipeline), read_certificates(store, pipeline)
+    place, folder = layout.forgotten(pipeline), layout.certificates(pipeline)
+    names = fnmatch.filter(store.list_folder(folder), "*.json")
+    statements = [read_certificate(f"{store.root}/{folder}/{name}")[0] for name in names]
+    certificates = sorted(statements, key=lambda statement: statement.at)
     copy = find_copy(store, pipeline)
     restored = copy.model_copy(deep=True)
     known_keys = {(document.id, document.text_hash) for document in restored.documents}
@@ -360,8 +356,7 @@ def restore_list(store: Store, pipeline: str) -> None:
     # The damaged list is copied, not moved: without a list, nothing would count as forgotten.
     store.write_bytes(layout.damaged(place), store.read_bytes(place) or b"")
     store.write_bytes(place, restored.model_dump_json(indent=2).encode())
-    source, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
-    copy_signatures(store, restored, copies, source)
+    copy_signatures(store, restored, layout.forgotten_copies(pipeline), folder)
     keep_copy(store, pipeline)
 
 

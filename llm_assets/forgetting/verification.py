@@ -99,11 +99,11 @@ def _of_versions(
         yield None, f"version {version} may have been trained on some of them: {reason}"
     by_model = {version.model_fingerprint: version for version in state.versions}
     for reading in stated.read_by:
-        # A registry begun anew, or another store's, gives the same numbers to other models.
-        if (version := by_model.get(reading.checkpoint)) is None:
+        # A registry begun again, or another store's, gives the same numbers to other models.
+        if (entry := by_model.get(reading.checkpoint)) is None:
             yield None, f"checkpoint {reading.checkpoint}, trained on them, is no version here"
             continue
-        rejected = state.is_rejected(version.weights)
+        rejected = state.is_rejected(entry.weights)
         is_stored = store.exists("checkpoint", reading.checkpoint)
         weights = "its weights are still there" if is_stored else "its weights are gone"
         is_now = "is withdrawn" if rejected else "is not withdrawn"
@@ -117,7 +117,7 @@ def _of_weights(store: Store, replacement: Replacement) -> Finding:
         return False, f"{name} is no longer in {store.root}"
     weights = weights_of(checkpoint)
     if store.is_local:
-        # Of the files themselves: a manifest could be written anew beside other weights.
+        # Of the files themselves: a manifest could be written again beside other weights.
         weight_files = {path: Path(checkpoint.url, path) for path in replacement.weights_after}
         weights = {
             path: sha256_of(str(file)) for path, file in weight_files.items() if file.exists()

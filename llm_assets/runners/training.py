@@ -68,10 +68,11 @@ def run_child(
     if reason and reason != LOST_WORKER:
         raise UserError(f"{reason}\n(From `{' '.join(command[:6])} ...`; its log: {log_path})")
     if code != 0:
+        lines = shown(log_path.read_text(errors="replace")).splitlines()
         raise UserError(
             (f"{reason}\n" if reason else "")
             + f"`{' '.join(command[:6])} ...` {_end(code)}. The end of its log ({log_path}):\n"
-            f"{_tail(log_path)}"
+            + ("\n".join(lines[-LOG_TAIL_LINES:]) or f"(it is empty; {free_space(str(log_path))})")
         )
     if not closed:
         raise UserError(
@@ -114,13 +115,6 @@ def _end(code: int) -> str:
         "; for an evaluation, lower `eval_metrics.batch_tokens`."
     )
     return f"was killed (SIGKILL), {reason} A training run goes on from its newest checkpoint"
-
-
-def _tail(path: Path) -> str:
-    lines = shown(path.read_text(errors="replace")).splitlines()
-    if not lines:
-        return f"(it is empty; {free_space(str(path))})"
-    return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
 Train = Callable[[TrainingSpec], TrainingResult]

@@ -413,8 +413,7 @@ def _check_what_stays(bucket: Any) -> Iterator[Finding]:
             "training rotates is paid for until a lifecycle rule deletes it. Where that is not "
             f"wanted: {update} --no-versioning",
         )
-    days = bucket.soft_delete_policy.retention_duration_seconds or 0
-    days = days / 86_400
+    days = (bucket.soft_delete_policy.retention_duration_seconds or 0) / 86_400
     if days:
         yield Finding(
             "bucket",
