@@ -98,6 +98,7 @@ def container_spec(
         "MODEL_VERSION": str(version),
         "MODEL_FINGERPRINT": fingerprint,
     }
+    # The container derives from it how long a context fits beside the weights.
     memory = engine_memory(settings.endpoint)
     if memory is not None:
         variables["ENGINE_MEMORY_BYTES"] = str(memory)

@@ -238,6 +238,7 @@ class BatchSettings(Settings):
         properties, allocation = self.spark_properties(), "spark.dynamicAllocation."
         names = [f"{allocation}minExecutors", f"{allocation}initialExecutors"]
         names.append("spark.executor.instances")
+        # Spark begins with the largest of these three.
         return max(int(properties.get(name, 2)) for name in names)
 
     @property

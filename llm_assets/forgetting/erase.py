@@ -343,6 +343,7 @@ def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
                 files.remove(f"{store.root}/{layout.damaged(place)}")
     drafts = store.machine_root / layout.DRAFTS_FOLDER
     for name in files.list_names(drafts):
+        # A draft begins with the name of the lease that its maker holds.
         if name.startswith(KINDS) and not store.is_leased(name.rpartition("-")[0]):
             files.remove(drafts / name)
     if store.is_local:

@@ -189,6 +189,7 @@ def read_contents(store: Store) -> Contents:
     }
     # In a bucket, checksums would require downloading the files.
     check = partial(verify, checksums=store.is_local)
+    # A training run has the fingerprint of the checkpoint that it makes.
     runs = {("checkpoint", name) for name in inventory.runs()}
     return Contents(
         inventory=inventory,

@@ -100,6 +100,7 @@ def run(job: dict[str, Any], deadline: float) -> dict[str, Any]:
     # Left over if the machine was rebooted.
     step("docker", "rm", "--force", job["name"], check=False)
     variables = [f"--env={name}={value}" for name, value in job["environment"].items()]
+    # Privileged, since the chips are devices of the machine, below /dev/vfio.
     options = ["--rm", "--privileged", "--network=host", "--log-driver=gcplogs", *job["options"]]
     command = ["docker", "run", f"--name={job['name']}", *options, *volumes, *variables]
     container = subprocess.Popen([*command, image, *job["arguments"]])

@@ -54,6 +54,7 @@ class VertexModelRegistry(Registry):
     def _publish(self, state: RegistryState, touched: list[ModelVersion]) -> None:
         uploads = self._uploads()
         missing = [version for version in state.versions if version.version not in uploads]
+        # Also those that an earlier change could not upload.
         for version in {v.version: v for v in [*missing, *touched]}.values():
             located = self._locate(version)
             card = self._path(f"versions/{version.version}/{CARD_NAME}")

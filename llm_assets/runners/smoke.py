@@ -49,6 +49,7 @@ def smoke(
     yield from _run("images.spark", batch, spec, settings)
     findings = list(_run("images.cuda", partial(training.smoke, nodes=nodes), spec, settings))
     yield from findings
+    # The serve image answers with the model that this job has written.
     if all(finding.ok for finding in findings):
         yield from check_serving(spec, settings, cloud_config)
 

@@ -91,6 +91,7 @@ def compare(text: str | None, neighbor: str | None) -> tuple[Side | None, Side |
         return _begin(text), _begin(neighbor)
     text_words, neighbor_words = _words(text), _words(neighbor)
     folded = [[word.strip().casefold() for word in words] for words in (text_words, neighbor_words)]
+    # By itself, difflib ignores words that are frequent in a text of 200 words or more.
     matcher = difflib.SequenceMatcher(None, folded[0], folded[1], autojunk=False)
     sides: tuple[Side, Side] = ([], [])
     for kind, first, last, other_first, other_last in matcher.get_opcodes():
@@ -138,4 +139,5 @@ def _largest_clusters(clean_corpus: str, hidden: Collection[str]) -> list[tuple[
     sums = sums.filter(pc.invert(pc.is_in(sums["survivor"], pa.array(sorted(hidden), pa.string()))))
     order = [("count_all_sum", "descending"), ("survivor", "ascending")]
     largest = sums.sort_by(order).slice(0, MOST_CLUSTERS)
+    # The document that is kept belongs to its cluster, too.
     return [(row["survivor"], row["count_all_sum"] + 1) for row in largest.to_pylist()]
