@@ -410,11 +410,6 @@ class EndpointMachineSettings(Settings):
         """Whether its machines are spot machines."""
         return self.spot
 
-    @property
-    def uses_vllm(self) -> bool:
-        """Whether its engine is vLLM, which needs accelerators."""
-        return self.vllm is not None and self.accelerator_type is not None
-
 
 class CostSettings(Settings):
     """Limits on what jobs may cost, at Google's list prices of a given date or at your own."""

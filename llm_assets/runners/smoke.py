@@ -92,7 +92,8 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
     versions = [f"{name} {found[name]}" for name in programs if found.get(name)]
     yield Finding(key, True, ", ".join([f"starts, with Python {found['python']}", *versions]))
     if key == "images.serve":
-        if settings.endpoint.uses_vllm:
+        # vLLM needs accelerators; without them the image has another engine.
+        if settings.endpoint.vllm and settings.endpoint.accelerator_type:
             yield _describe_arguments(found)
         if found.get("answer"):
             yield Finding(key, True, f"answers, by {found['engine']}")

@@ -1,5 +1,6 @@
 """The clients, talking to the local Google."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,35 +19,38 @@ def program_in_bucket(google: LocalGoogle) -> None:
     bucket.delete_blobs(list(bucket.list_blobs(prefix="messages/")))
 
 
+@pytest.fixture
+def runner_of(
+    google: LocalGoogle, program_in_bucket: None, tmp_path: Path
+) -> Callable[[str], Runner]:
+    """Makes a runner for a client."""
+    return lambda name: Runner(name, google, output=tmp_path / "dagster.txt")
+
+
 @pytest.fixture(params=["vertex", "dataproc", "batch"])
-def each_runner(
-    request: pytest.FixtureRequest, google: LocalGoogle, program_in_bucket: None, tmp_path: Path
-) -> Runner:
+def each_runner(request: pytest.FixtureRequest, runner_of: Callable[[str], Runner]) -> Runner:
     """A runner for each client."""
-    return Runner(request.param, google, output=tmp_path / "dagster.txt")
+    return runner_of(request.param)
 
 
 @pytest.fixture(params=["vertex", "dataproc"])
-def runner(
-    request: pytest.FixtureRequest,
-    google: LocalGoogle,
-    program_in_bucket: None,
-    tmp_path: Path,
-) -> Runner:
+def runner(request: pytest.FixtureRequest, runner_of: Callable[[str], Runner]) -> Runner:
     """A runner for each of the two services that keep cancelled jobs."""
-    return Runner(request.param, google, output=tmp_path / "dagster.txt")
+    return runner_of(request.param)
 
 
 @pytest.fixture
-def vertex_runner(google: LocalGoogle, program_in_bucket: None, tmp_path: Path) -> Runner:
+def vertex_runner(runner_of: Callable[[str], Runner]) -> Runner:
     """A runner for Vertex AI alone."""
-    return Runner("vertex", google, output=tmp_path / "dagster.txt")
+    return runner_of("vertex")
 
 
 @pytest.fixture(params=[*MACHINES, VERTEX, SPARK], ids=str)
 def scene(
-    request: pytest.FixtureRequest, google: LocalGoogle, program_in_bucket: None, tmp_path: Path
+    request: pytest.FixtureRequest,
+    google: LocalGoogle,
+    runner_of: Callable[[str], Runner],
+    tmp_path: Path,
 ) -> Scene:
     """Of each service."""
-    runner = Runner(request.param.name, google, output=tmp_path / "dagster.txt")
-    return Scene(request.param, runner, google, tmp_path / "starts")
+    return Scene(request.param, runner_of(request.param.name), google, tmp_path / "starts")
