@@ -26,7 +26,6 @@ from llm_assets.endpoint.base import (
 )
 from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.registry.base import LocalRegistry
-from serving import endpoint as process
 from serving.api.dispatcher import Metrics
 from serving.comparison import EngineComparison, JudgedDocument
 from serving.settings import EndpointSettings
@@ -172,7 +171,7 @@ def in_its_place(automated: Automated, answer: Callable[..., Answer]) -> Iterato
     server = start_http_server(answer)
     other = status.model_copy(update={"port": server.server_port})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "status", lambda _: other)
+        patch.setattr(sensors, "endpoint_status", lambda _: other)
         yield
     server.stop()
 
