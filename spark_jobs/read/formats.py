@@ -128,12 +128,12 @@ def format_of(path: str) -> Format | None:
     """The format that a file's name says, or None where it says none that can be read."""
     name = path.rpartition("/")[2].lower()
     compression = None
-    while (packed := f".{name.rpartition('.')[2]}") in COMPRESSIONS:
+    while (packed := "".join(name.rpartition(".")[1:])) in COMPRESSIONS:
         # The outermost one is named last; what it holds shows by its first bytes (`unpacked`).
         name, compression = name.removesuffix(packed), compression or COMPRESSIONS[packed]
     dot, ending = name.rpartition(".")[1:]
     form = _BY_ENDING.get(dot + ending)
-    return replace(form, compression=form.compression or compression) if form else None
+    return replace(form, compression=compression or form.compression) if form else None
 
 
 def kind_of(path: str) -> str:
