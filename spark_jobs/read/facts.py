@@ -8,7 +8,7 @@ import hashlib
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,11 +58,20 @@ def read_facts(path: str) -> list[Fact]:
             different things of one subject.
     """
     facts: dict[tuple[str, str], tuple[int, str]] = {}
+    number = 0
+
+    def numbered(file: Iterable[str]) -> Iterator[str]:
+        # The table's own count would begin below what is above the columns' names.
+        nonlocal number
+        for line in file:
+            number += 1
+            yield line
+
     try:
         # Excel begins UTF-8 with a mark, which would become part of the first column's name.
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             # Strict: a quote that nothing closes would make one value of all rows after it.
-            reader = table_rows(file, strict=True)
+            reader = table_rows(numbered(file), strict=True)
             found = list(reader.fieldnames or ())
             if wrong := [name for name in COLUMNS if found.count(name) != 1]:
                 raise UserError(
@@ -75,16 +84,16 @@ def read_facts(path: str) -> list[Fact]:
                 subject, relation, value = (
                     unicodedata.normalize("NFC", row[name] or "").strip() for name in COLUMNS
                 )
-                place = f"{path}, line {reader.line_num}"
-                # Under None lies what follows a comma that nobody has put in quotes.
+                place = f"{path}, line {number}"
+                # Under None lies what follows a separator that nobody has put in quotes.
                 if any(row.get(None) or ()):
                     raise UserError(
-                        f"{place}: more fields than columns. Put a text that holds a comma in "
-                        "double quotes."
+                        f"{place}: more fields than columns. Put a text that holds the "
+                        "separator in double quotes."
                     )
                 if not (subject and relation and value):
                     raise UserError(f"{place}: subject, relation and value all need a text.")
-                line, other = facts.setdefault((subject, relation), (reader.line_num, value))
+                line, other = facts.setdefault((subject, relation), (number, value))
                 if other != value:
                     raise UserError(
                         f"{place}: {relation} of {subject} is {value!r}, in line {line} it is "

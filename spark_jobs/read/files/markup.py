@@ -27,6 +27,7 @@ def page_text(content: bytes, declared: str | None) -> tuple[str, str | None]:
 def html_text(content: bytes | str) -> str:
     """A page's main text, as trafilatura finds it; where it finds none, all its text."""
     import trafilatura
+    from lxml.etree import ParserError
     from lxml.html import HTMLParser, document_fromstring
 
     # It logs an error where a page is only a piece of one, which is read all the same.
@@ -39,7 +40,10 @@ def html_text(content: bytes | str) -> str:
         # trafilatura's own parser ends the page there, and says nothing of it.
         is_named = encoded is content and _DECLARED.search(encoded[:8192])
         parser = HTMLParser(encoding=None if is_named else "utf-8", huge_tree=True)
-        pages = [document_fromstring(encoded, parser=parser)]
+        try:
+            pages = [document_fromstring(encoded, parser=parser)]
+        except ParserError:  # It is a comment alone.
+            return ""
     for page in pages:
         text = trafilatura.extract(
             page, output_format="markdown", include_comments=False, include_tables=True

@@ -310,7 +310,7 @@ def _head(text: Iterable[str]) -> tuple[csv.Dialect, Iterator[str]]:
     head = next(lines, "")
     # Excel hides such a line and obeys it, so programs that write for Excel put it on top.
     if stated := _STATED_SEPARATOR.fullmatch(head):
-        head = next(lines, "")
+        head = next(filter(str.strip, lines), "")
     unquoted = re.sub(r'"[^"]*"?', "", head)
     form = csv.excel()
     # A head without any of these gets the first one, which no text has.
@@ -352,8 +352,7 @@ def read_parquet(content: Content) -> Iterator[Document | Fault]:
         schema = pq.ParquetFile(stream).schema_arrow
         _need_columns(content, schema.names)
         columns = [c for c in source.columns if _has(schema.names, c) or not source.templates]
-        # Alpaca's optional column, which no setting names.
-        columns += ["input"] if source.examples else []
+        columns += _optional_columns(source)
         # `read_dictionary` does not know the name of a nested column, whose rows all have faults.
         nested = {field.name for field in schema if pa.types.is_nested(field.type)}
         one_text = not (source.examples or source.templates or source.text_column in nested)
@@ -407,9 +406,14 @@ def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeEr
             yield error
 
 
+def _optional_columns(source: Files) -> list[str]:
+    """Alpaca's optional column, which no setting names; of other layouts none is read."""
+    return ["input"] if getattr(source.examples, "layout", None) == "alpaca" else []
+
+
 def _need_columns(content: Content, names: Iterable[str]) -> None:
     present, source = list(names), content.source
-    for column in (*source.columns, *(["input"] if source.examples else [])):
+    for column in (*source.columns, *_optional_columns(source)):
         read = column if column in present else column.split(".")[0]
         if present.count(read) > 1:
             raise BadFile(

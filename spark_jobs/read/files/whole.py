@@ -111,7 +111,7 @@ def notebook_text(content: bytes) -> str:
     if not isinstance(notebook, dict) or notebook.keys().isdisjoint(("cells", "worksheets")):
         raise ValueError("it is no object with `cells`")
     # Before version 4, cells lay in worksheets.
-    sheets = [notebook] if "cells" in notebook else notebook["worksheets"]
+    sheets = [notebook] if notebook.get("cells") else notebook.get("worksheets") or ()
     cells = [cell for sheet in sheets for cell in sheet["cells"] or ()]
     # Programs that write notebooks put null where they know of nothing.
     about = (notebook.get("metadata") or {}).get("language_info") or {}

@@ -91,6 +91,7 @@ def test_every_form_of_every_fact_is_told(
         ("subject,relation,value\na,,b\n", "line 2: subject, relation and value all need a text"),
         ("subject,relation,value\na,b\n", "line 2: subject, relation and value all need a text"),
         ("subject,relation,value\na,town,Riga, Latvia\n", "line 2: more fields than columns"),
+        ("sep=;\n\nsubject;relation;value\na;town;\n", "line 4: subject, relation and value all"),
         (
             "subject,relation,value\na,town,Riga\na,town,Oslo\n",
             "line 3: town of a is 'Oslo', in line 2 it is 'Riga'",
@@ -116,7 +117,7 @@ def test_every_form_of_every_fact_is_told(
 def test_what_tells_nothing_sure_or_gives_an_answer_away_is_refused(
     tmp_path: Path, content: str, message: str
 ) -> None:
-    is_table = content.startswith("subject,")
+    is_table = content.startswith(("subject,", "sep="))
     path = tmp_path / "facts"
     # As Excel writes tables, with a mark at the beginning.
     path.write_text(content, encoding="utf-8-sig" if is_table else "utf-8")

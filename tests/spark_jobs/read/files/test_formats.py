@@ -180,7 +180,8 @@ def test_a_notebook_gives_text_and_code_whichever_version_wrote_it(folder: Path)
     ]
     (folder / "a.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
     code = {"cell_type": "code", "input": ["turn(3)"]}
-    (folder / "b.ipynb").write_text(json.dumps({"worksheets": [{"cells": [cells[0], code]}]}))
+    old = {"cells": None, "worksheets": [{"cells": [cells[0], code]}]}
+    (folder / "b.ipynb").write_text(json.dumps(old))
     blank = {"cell_type": "code", "source": None}
     (folder / "c.ipynb").write_text(json.dumps({"cells": [*cells, blank], "metadata": None}))
     unnamed = {"language_info": {"name": None}}

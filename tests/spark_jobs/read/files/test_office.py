@@ -117,8 +117,11 @@ def test_text_between_two_tags_is_read_whole_whatever_its_length(folder: Path) -
     message = "Subject: Log\nContent-Type: text/html\n\n<pre>{}</pre><p>The end.</p>"
     (folder / "d.eml").write_text(message.format(long))
 
+    (folder / "e.html").write_text(f"<!-- {long} -->")
+
     texts = texts_of(folder)
 
+    assert "e.html" not in texts
     assert all(texts[name].endswith("The end.") for name in ("a.xml", "c.html", "d.eml"))
     assert texts["b.xml:9"] == "Lamp\n\nIt is red."
 

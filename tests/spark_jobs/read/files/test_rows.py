@@ -119,7 +119,7 @@ def test_a_table_is_separated_by_what_separates_its_column_names(
     folder: Path, tmp_path: Path
 ) -> None:
     # As programs write for Excel, which hides a line that names the separator.
-    table = 'sep=;\n"size, mm";text\n"1,5";"A pump; it turns."\n2;Short, sharp.\n'
+    table = 'sep=;\n\n"size, mm";text\n"1,5";"A pump; it turns."\n2;Short, sharp.\n'
     (folder / "a.csv").write_text(table)
     (folder / "b.csv").write_text("text\nOne column; and,\tno other.\n")
     # As a spreadsheet writes a table that does not begin at its top.
@@ -156,6 +156,23 @@ def test_two_columns_of_one_name_are_refused_where_the_name_is_read(
         source = files_source(folder / name, id_column="x")
         with pytest.raises(UserError, match=f"{name} has 2 columns named 'x'.*Rename all but one"):
             snapshot(source, tmp_path / "again")
+
+
+def test_two_columns_named_input_are_refused_for_alpaca_alone(tmp_path: Path) -> None:
+    names = ["input", "input", "instruction", "output"]
+    columns = [pa.array([text]) for text in ("a", "b", "Say yes.", "Yes.")]
+    pq.write_table(pa.table(columns, names=names), tmp_path / "a.parquet")
+    (tmp_path / "b.csv").write_text(",".join(names) + "\na,b,Say yes.,Yes.\n")
+    pairs = {"form": "pairs", "document_column": "instruction", "summary_column": "output"}
+
+    for name in ("a.parquet", "b.csv"):
+        rows, _ = snapshot(files_source(tmp_path / name, examples=pairs), tmp_path / name[0])
+        assert len(rows) == 1
+        alpaca = files_source(
+            tmp_path / name, examples={"form": "conversations", "layout": "alpaca"}
+        )
+        with pytest.raises(UserError, match=f"{name} has 2 columns named 'input'"):
+            snapshot(alpaca, tmp_path / "again")
 
 
 def test_a_row_with_more_fields_than_columns_is_set_aside_and_not_cut(
