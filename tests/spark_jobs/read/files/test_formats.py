@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import lzma
 import sys
 import tarfile
 import zipfile
@@ -234,6 +235,8 @@ def test_archives_are_read_in_place_and_what_is_passed_over_in_them_is_counted(
         link = tarfile.TarInfo("link.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
+    # The ending of the archive names a compression, too, and it is the inner one.
+    (folder / "c.tgz.xz").write_bytes(lzma.compress(gzip.compress(tar_of("e.md"))))
 
     rows, stats = snapshot(files_source(folder), folder.parent / "raw")
 
@@ -242,6 +245,7 @@ def test_archives_are_read_in_place_and_what_is_passed_over_in_them_is_counted(
         "a.zip/docs/rows.jsonl:1": "beta",
         "b.tar.gz/c.txt": "gamma",
         "b.tar.gz/d.json:1": "delta",
+        "c.tgz.xz/e.md": "e.md",
     }
     assert stats["unread"] == {".png": 1, "link in an archive": 1}
     assert stats["unread_examples"][".png"] == ["a.zip/docs/a.png"]
