@@ -5,9 +5,10 @@
 Started again after any end, it goes on from the newest checkpoint.
 """
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,15 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
         from recipes.distributed.workers import join_workers, leave_workers
         from recipes.training.trainer import train
 
-    workers = join_workers(spec.training.placement.strategy)
     try:
-        with _alone(spec, workers, interruption, report):
+        with ExitStack() as held:
+            # One process waits before it takes hardware, of which a TPU is one process's alone.
+            is_lone = os.environ.get("WORLD_SIZE", "1") == "1"
+            if is_lone:
+                held.enter_context(_alone(spec, None, interruption, report))
+            workers = join_workers(spec.training.placement.strategy)
+            if not is_lone:
+                held.enter_context(_alone(spec, workers, interruption, report))
             result = train(spec, workers, interruption, report)
     except Interrupted as interrupted:
         cause = "Another worker was told to end"
@@ -56,9 +63,10 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
 
 @contextmanager
 def _alone(
-    spec: TrainingSpec, workers: "Workers", interruption: Interruption, report: Report
+    spec: TrainingSpec, workers: "Workers | None", interruption: Interruption, report: Report
 ) -> Iterator[None]:
-    """Wait until no other trainer works on the run; the first worker holds the lease for all.
+    """Wait until no other trainer works on the run; the first worker holds the lease for all, or
+    one process for itself.
 
     Raises Interrupted on all workers where one of them is told to end meanwhile.
     """
@@ -66,14 +74,15 @@ def _alone(
     # All workers ask each other at every look at the lease: a signal to one ends them all, and none
     # waits for the others so long that its group gives up.
     def is_to_wait(is_taken: bool) -> bool:
-        is_taken, is_over = workers.agree(is_taken, interruption.requested)
+        wishes = is_taken, interruption.requested
+        is_taken, is_over = workers.agree(*wishes) if workers else wishes
         if is_over:
             raise Interrupted("nothing was trained")
         return is_taken
 
     folder = spec.run_folder
     lease: AbstractContextManager[object] = nullcontext()
-    if workers.is_rank_zero:
+    if workers is None or workers.is_rank_zero:
         lease = local_lease(
             Path(folder) / "run.lock",
             lambda holder: report(f"Waiting: another trainer works on {folder} ({holder})"),

@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from artifacts.errors import UserError
 from artifacts.leases import local_lease
-from artifacts.program.entry import INTERRUPTED
-from artifacts.program.lifetime import PARENT_VARIABLE
+from artifacts.program.entry import INTERRUPTED, Interrupted
+from artifacts.program.lifetime import PARENT_VARIABLE, Interruption
+from recipes import continued_pretraining
 from recipes.spec import TrainingSpec, command, read_metrics
 from tests.forked import ForkedProcess
 from tests.recipes.conftest import (
@@ -65,6 +68,19 @@ def test_a_signal_to_one_of_the_workers_that_wait_for_a_trainer_ends_all(
     assert (code, other_code) == (INTERRUPTED, INTERRUPTED)
     assert "Another worker was told to end: nothing was trained. Start the same" in output
     train_together(spec, 2)
+
+
+def test_one_process_takes_no_hardware_while_it_waits_for_a_trainer(
+    make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes cannot have the chips of a TPU at once."""
+    spec, told = make_spec(steps=2), SimpleNamespace(requested=True, signal_name="SIGTERM")
+    monkeypatch.setattr("recipes.distributed.workers.join_workers", pytest.fail)
+    lines: list[str] = []
+    with local_lease(Path(spec.run_folder) / "run.lock"), pytest.raises(Interrupted):
+        continued_pretraining._train(spec, cast(Interruption, told), lines.append)
+    assert "Waiting: another trainer works on" in lines[0]
+    assert lines[1].startswith("SIGTERM received: nothing was trained. Start the same command")
 
 
 def wait_for_words(words: str, process: ForkedProcess) -> None:
