@@ -31,6 +31,7 @@ from artifacts.model import (
     weight_files,
 )
 from artifacts.program.lifetime import importing
+from artifacts.reasons import reason_of
 from artifacts.settings import Settings
 from artifacts.storage.files import LocalPath, sha256_of
 from recipes.model.tokenizer_conversion import FAST_NAME, convert, is_convertible
@@ -243,6 +244,9 @@ def _compare_weights(folder: Path, name: str, device: str = "meta") -> dict[str,
             folder, device_map=device, ignore_mismatched_sizes=True, output_loading_info=True
         )
     except Exception as error:
+        # Such as too little memory, which the model's files are no cause of.
+        if reason_of(error):
+            raise
         # Values that no model can have surface as errors of huggingface_hub, torch or transformers
         # alike; the cause of huggingface_hub's says which value it is.
         raise UserError(

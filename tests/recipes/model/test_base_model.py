@@ -200,6 +200,17 @@ def test_weights_that_are_not_the_configs_are_refused(
     refuse(change_config(source, tmp_path / "changed", **change), fault)
 
 
+def test_what_a_machine_fails_in_is_no_fault_of_the_model(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(MemoryError):
+        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+
+
 def test_an_output_matrix_beside_embeddings_that_should_be_it_is_refused(
     source: Path, tmp_path: Path
 ) -> None:
