@@ -301,8 +301,10 @@ _Values = create_model("_Values", __base__=_OfText, text_config=(_OfText | None,
 
 
 def of_text(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the values of the part that reads text, where pictures are read, too."""
-    return config | (config.get("text_config") or {})
+    """The config with the values of the part that reads text, where pictures are read, too; those
+    that are null there say nothing."""
+    part = config.get("text_config") or {}
+    return config | {key: value for key, value in part.items() if value is not None}
 
 
 def fitting_vocab_size(place: str, config: dict[str, Any], tokenizer_size: int) -> int:
@@ -376,13 +378,15 @@ def longest_context(model: str, memory_bytes: int | None) -> int:
     accelerators, for weights and cache, and None has no limit.
     """
     place = f"{model}/{CONFIG_NAME}"
-    config = of_text(_parse_json(files.read(place), place))
+    whole = _parse_json(files.read(place), place)
+    config = of_text(whole)
     positions = context_tokens(config) or SHORTEST
     if memory_bytes is None:
         return positions
     sizes = files.list_sizes(model)
     weights = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))
-    if (config.get("dtype") or config.get("torch_dtype")) == "float32":
+    # Of the whole model: a part may name the precision that it once had elsewhere.
+    if (whole.get("dtype") or whole.get("torch_dtype")) == "float32":
         # vLLM loads such weights in half precision, in which it keeps keys and values, too.
         weights //= 2
     room = max(0, memory_bytes - weights)

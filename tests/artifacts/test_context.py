@@ -55,6 +55,10 @@ def test_float32_weights_are_loaded_in_half_precision(tmp_path: Path) -> None:
     halved = longest_context(stored(tmp_path, LLAMA_3B), memory)
     whole = stored(tmp_path, LLAMA_3B | {"dtype": "float32"}, 2 * WEIGHTS_3B)
     assert longest_context(whole, memory) == halved
+    # The part that reads text tells of the precision that it once had, or of none.
+    for dtype in ("bfloat16", None):
+        config = {"dtype": "float32", "text_config": LLAMA_3B | {"dtype": dtype}}
+        assert longest_context(stored(tmp_path, config, 2 * WEIGHTS_3B), memory) == halved
 
 
 def test_model_that_leaves_no_room_is_refused_with_what_to_ask_for(tmp_path: Path) -> None:
