@@ -91,13 +91,13 @@ def holds(text: str, value: str, edge: str = _LETTER) -> bool:
 
 
 def may_hold(text: str, value: str) -> bool:
-    """Whether a text has all that a value is made of: if not, no part of it holds the value. That
-    is asked much sooner than `holds` finds a pattern."""
+    """Whether a text has every word and number of a value; if not, no part of it holds the value.
+    That is found out much faster than `holds` searches for a pattern."""
     pieces = _pieces(value)
     return bool(pieces) and all(piece in text for piece in pieces)
 
 
-# A table of facts is looked for in every document: what a value is made of is found once.
+# A table of facts is looked for in every document, so each value is taken apart only once.
 @lru_cache(maxsize=10_000)
 def _pieces(value: str) -> list[str]:
     """The longest first, since it is in the fewest texts."""

@@ -121,7 +121,7 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
             )
         if not isinstance(values, list) or not values:
             raise UserError(f"{key}: give a list with at least one value, not {values!r}.")
-        # By how they are written in the names of partitions, of which each has to be another.
+        # Compared as they are written in the names of partitions, of which no two may be the same.
         texts = [_shown(value) for value in values]
         if len(set(texts)) < len(texts):
             raise UserError(f"{key}: a value appears twice in {', '.join(texts)}.")
@@ -455,7 +455,7 @@ def _results(
     Their intervals hold jointly, whichever partition happens to look best.
     """
     settings = pipeline.settings
-    # Of all that are there: whoever deletes a partition no longer compares it, and the others gain.
+    # Only those that are still there: the fewer are compared, the narrower is each one's interval.
     names = instance.get_dynamic_partitions(str(partitions(settings).name))
     if newest not in names:
         raise UserError(

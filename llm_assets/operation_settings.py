@@ -26,8 +26,8 @@ def _cron_field(value: str, item: str = "(?!)", whole: str = "(?!)") -> re.Patte
     return re.compile(rf"{part}(?:,{part})*|{whole}")
 
 
-# Of what a cron expression may be elsewhere, only what Dagster takes: it refuses `l` in ranges and
-# steps, and `?`, the last Friday (`l5`) or the second (`5#2`) beside days of another kind.
+# Dagster refuses some of what other programs take: `l/2`, `?` in a list, and the last Friday (`l5`)
+# or the second one (`5#2`) in a list with plain days of the week.
 CRON_FIELDS = (
     _cron_field(r"[0-5]?\d"),
     _cron_field(r"[01]?\d|2[0-3]"),

@@ -67,7 +67,8 @@ class Desired(OfVersion):
     def model(self, asked: str | None) -> str:
         """The name that an answer gives: the one that was asked for, the pipeline's where none was.
 
-        Of a version's number it is this version's own: during a rollout another one may answer.
+        Where a version was asked for by its number, it is this version's own number: during a
+        rollout another version than that may answer.
         """
         if asked in (None, "default"):
             return self.name
@@ -75,7 +76,7 @@ class Desired(OfVersion):
 
     @property
     def engine(self) -> tuple[object, ...]:
-        """What an engine is started with, so that one of the same serves this too."""
+        """What an engine is started with; one that was started with the same serves this, too."""
         settings = self.settings
         what = settings.engine, settings.weights, settings.threads, settings.cache_tokens
         return (self.version, self.fingerprint, *what)
@@ -220,8 +221,8 @@ class StateFolder:
 def own_key(path: Path, make: Callable[[], bytes]) -> bytes:
     """The key in a file that its owner alone may read, made on first use."""
     key = files.find(path) or b""
-    # A lock, not a file that is made once only: that one is empty until it is written, for whoever
-    # reads meanwhile as after a full disk, and with an empty key everybody has the right one.
+    # Under a lock, and not only by whoever makes the file: it is empty until it is written, and
+    # stays so on a full disk, and an empty key is one that everybody knows.
     if not key.strip():
         make_private(path.parent)
         with local_lease(path.with_name(f"{path.name}.lock")):

@@ -118,7 +118,8 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
 
 NEAR_IDS, MOST_COMPARED, LEAST_LIKE = 3, 10_000, 0.5
 """Ids that are proposed, ids that they are chosen from, and how like the wrong one they are at
-least, as `difflib` measures it: half, so that a file's name stands for it without its folders."""
+least, as `difflib` measures it. With a half, a file's name is enough, without its folders, if these
+are at most twice as long."""
 
 
 def advise_on_id(clean_corpus: str, identifier: str) -> str:

@@ -60,7 +60,8 @@ def need_writable(folder: Path, setting: str = "`store`: ") -> Path:
     try:
         while not folder.exists():
             folder = folder.parent
-        # Tried out, since rights alone do not tell of a full disk or of a quota.
+        # Tried out, since rights alone do not tell of a disk that is mounted read-only, or has no
+        # place for one more file.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         # It names the file that would have been; the user knows the folder.
@@ -167,7 +168,7 @@ def write(url: str | Path, content: bytes | memoryview, sync: bool = True) -> No
 
     Object stores write whole objects by nature. On a local disk the bytes go to a temporary file
     first, which is flushed and renamed, and then the folder is flushed, so that a written file is
-    there after a loss of power too. Folders that lack are made. A full disk, which leaves what was
+    there after a loss of power too. Absent folders are made. A full disk, which leaves what was
     there before untouched, raises UserError. Nothing need be flushed (`sync`) where a reader
     compares a checksum.
     """

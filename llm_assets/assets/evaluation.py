@@ -98,7 +98,7 @@ class Challenge:
         """What the evaluation measures held-out text for; None where an exam decides."""
         if gate.metric == "exam":
             return None
-        # The evaluation stops after the round in which these are answered.
+        # By these the evaluation tells, after each round, whether the verdict is certain already.
         limits = gate.model_dump(include={"lifetime_error", "smallest_effect"})
         return GateQuestion(look=self.look, readable=self.readable, **limits)
 
@@ -126,8 +126,8 @@ def open_challenge(
     form: dict[str, str] = {"served_weights": weights} if weights else {}
     judged_by = _judged_by(settings) | form
     if settings.exam and gate.metric == "exam":
-        # How facts are asked about is a choice, which may be made by scores that were read; the
-        # facts are data.
+        # How facts are asked about is a choice, and somebody may choose by the scores of earlier
+        # candidates. The facts themselves are data.
         judged_by["exam"] = settings.exam.chosen()
     procedure = card.procedure(candidate, judged_by)
     look = state.look_of(*comparison, gate)

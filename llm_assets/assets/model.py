@@ -311,7 +311,8 @@ def continue_from_champion(
     """
     stats = ShardStats.model_validate(shards.stats)
     usual = total_steps(settings, stats)
-    # New documents are told by slice, and rows are not, so the rows are reckoned by their share.
+    # The corpus counts documents by slice, but the shards count rows in all: so the share of
+    # documents stands for that of rows.
     rows = new_share(shards, registry) * shards.stats["rows"]["train"]
     # Rows that are replayed or seen again take their share of every step beside the new ones.
     unseen_share = (1 - settings.replay_share) * (1 - settings.order.seen_share)

@@ -169,7 +169,7 @@ def model_version(
     )
 
     def build(draft: Draft) -> None:
-        # It is no input of this stage, whose files are compared with their checksums anyway.
+        # A stage's inputs are verified before it builds; the checkpoint is no input of this one.
         candidate.verify()
         verdict = challenge.judge(eval_metrics, settings.gate)
         (draft.path / VERDICT_NAME).write_text(verdict.model_dump_json(indent=2))

@@ -151,8 +151,8 @@ def ask(
         )
     last_move = [move for move in state.history if move.alias == "wanted"][-1]
     is_set_aside = newest.version != wanted.version and state.was_wanted(newest.version)
-    # The model would be made again that a person took out of service: only another text may bring
-    # another.
+    # Training on this text would make again what a person took out of service, so it waits for
+    # another text.
     if is_set_aside and last_move.by != GATE:
         return Wait(
             f"{last_move.by} took version {newest.version}, which knows this text, out of service: "

@@ -486,7 +486,7 @@ def _retrain(
         return Wait(f"It is not trained further, since {wanted_name} is wanted.")
     runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
     launched = runs.launched_for(question.name)
-    # A training of this length that succeeded did not help.
+    # The version still serves badly, so no training that succeeded has helped.
     helpless = sum(run.dagster_run.status is dg.DagsterRunStatus.SUCCESS for run in launched)
     # Longer each time: with unchanged text, the same training would be found in the store.
     longer = 2**helpless

@@ -28,8 +28,8 @@ from spark_jobs.runtime.parquet import open_parts
 MOST_COPIES = 20
 MOST_FOUND = 30
 MOST_SEARCHED = 500
-"""Characters. With more than a few hundred words RE2, which reads the text, gives up its fast way
-and takes a time that grows with text times words: of 0.8 MB and 1,000 words, 17 s."""
+"""Characters. With many more words than these hold, RE2, by which the text is searched, may fall
+back to a slow way, whose time grows with text times words: 17 s for 0.8 MB and 1,000 words."""
 AROUND = 120
 """Characters that are shown on either side of what was searched."""
 MOST_TIMES = 10

@@ -56,7 +56,7 @@ def publish_version(
                 f"{repository} already exists and is public. Make it private on the Hub, or pass "
                 "--public."
             )
-        # The Hub's client uploads local files alone.
+        # The Hub's client cannot read a bucket.
         with tempfile.TemporaryDirectory() as copy:
             folder = Path(version.model_url)
             if not files.is_local(version.model_url):

@@ -439,11 +439,11 @@ def _as_env(variables: dict[str, str]) -> list[dict[str, str]]:
 
 def _variables(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
     """What the launcher reads: the job's lease, and secrets by name, never their values."""
-    # Whoever may list jobs sees their variables, so a secret is named here and read by the job.
     lease = {
         environment.LEASE_VARIABLE: lease_of(output),
         environment.SECONDS_VARIABLE: str(round(settings.lease_hours * HOUR)),
     }
+    # Whoever may list jobs sees their variables, so a secret is only named, and read by the job.
     key = settings.secrets.weights_and_biases_key
     if key is None:
         return lease

@@ -332,7 +332,7 @@ class Spending:
     def _record(self, job: RemoteJob) -> None:
         name = _entry_name(job)
         hours = self._jobs[name].total
-        # By its start, so that an entry that is written again after midnight keeps its place.
+        # By its start, so that an entry that is written again in the next month keeps its place.
         month = datetime.fromtimestamp(job.started, UTC).strftime("%Y-%m")
         dollars = hours * (self.dollars_per_hour or 0.0)
         entry = _Entry(job=name, run=self.run, machines=self.machines, hours=hours, dollars=dollars)

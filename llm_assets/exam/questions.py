@@ -117,7 +117,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
             "retrieved": asdict(hit),
         }
     lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
-    # In the scripts that they are written in, since people read this file.
+    # In UTF-8 and without escapes such as `\u00fc`, since people read this file.
     (folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
     real_questions = [question for question in questions if not question["placebo"]]
     right = [holds(question["retrieved"]["text"], question["value"]) for question in real_questions]

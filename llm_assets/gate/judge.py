@@ -272,8 +272,8 @@ def _compare_all(
     metric = Metric.model_validate(evaluation["metric"])
     exam_decides = settings.metric == "exam"
     rounds = ASKED_AT_ONCE if exam_decides else Rounds.model_validate(evaluation["rounds"])
-    # The error of a pipeline's whole life is spent look by look, so no number of retries promotes a
-    # model by chance.
+    # All looks of a pipeline's life share one error, so retries do not make it more likely that a
+    # model is promoted by chance.
     alpha = level(settings.lifetime_error, look, rounds)
     # Whoever has read the scores of earlier looks may have chosen this candidate by them.
     allowed = allowance(readable, rounds.share)

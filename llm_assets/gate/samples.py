@@ -94,7 +94,8 @@ def judge_samples(
     compared_metric = Metric(
         name=metric, unit=unit or f"{metric} scores", higher_is_better=not (unit or lower_is_better)
     )
-    # As in a pipeline, so that a series of comparisons errs with 5% in all, and not each of them.
+    # As in a pipeline, `lifetime_error` is the chance of an error in a whole series of comparisons,
+    # and not in each of them.
     alpha = spend(settings.lifetime_error, look)
     effect = settings.smallest_effect
     table = once_a_cluster(pa.table(scores))

@@ -150,7 +150,7 @@ class TpuVms(service.RemoteService):
             if job.state.state_initiator.name == "USER":
                 return service.Phase.CANCELLED, "somebody deleted its machine", False
             return failed, "Google took its machine away", True
-        # In all others, from ACCEPTED to PROVISIONING, the request waits for its machine.
+        # A state that is not named there, from ACCEPTED to PROVISIONING, waits for a machine.
         phase = PHASES.get(state, service.Phase.WAITING)
         if phase is not failed:
             return phase, "", False

@@ -80,7 +80,7 @@ def find_needs(settings: PipelineSettings) -> Base:
     if settings.exam:
         read_tables(settings.exam)
     if settings.study:
-        # Reads its files.
+        # Raises if one of its files cannot be read.
         KnownFacts(settings.study)
     # As it was prepared here or, before that, as its source has it.
     artifact = find_whole(settings, "base_model")

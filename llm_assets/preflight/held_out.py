@@ -198,8 +198,8 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
 
 
 def _empty_split(settings: PipelineSettings, text: TextEstimate) -> str | None:
-    """A warning where a split may well get none of the documents, which fall into splits by chance;
-    without one, the run ends after cleaning."""
+    """A warning where a split may well get no document, as they are divided by chance: the run
+    would then end after cleaning. None where that is unlikely."""
     split, documents = settings.clean_corpus.split, text.documents
     shares = {name: getattr(split, name) for name in ("validation", "held_out")}
     chances = [

@@ -33,7 +33,8 @@ class TextEstimate(TextSurvey):
     held_out: float = 0.0
     """Documents of sources that are held out as a whole."""
     in_sources: float = 0.0
-    """All of the sources that are not replayed, as a raw corpus has them."""
+    """Documents of all sources that are not replayed, copies and short ones among them, as a raw
+    corpus counts them."""
     tokens_to_train: float = 0.0
     """Approximate tokens of what falls into the train split."""
     is_known: bool = True

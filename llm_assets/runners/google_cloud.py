@@ -121,7 +121,7 @@ class CloudWork:
         def prepare() -> None:
             """Before each submission: check the budget, and remove what a failed job left."""
             spending.check_before()
-            # Else files of an attempt before would pass for what this one has to leave.
+            # Otherwise files of an earlier attempt would pass for those of this one.
             files.remove(self.output or self.job_output)
 
         def look(job: RemoteJob) -> str | None:

@@ -171,7 +171,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
 
     Raises:
         UserError: the text is empty, or the version is a base model.
-        TooLong: the text cannot be looked for.
+        TooLong: the text has too many words to be looked for as a whole.
     """
     if not text.split():
         raise UserError("Give a piece of text to look for.")

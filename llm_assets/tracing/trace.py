@@ -219,7 +219,8 @@ class Tracer:
         try:
             passages = find_passages(self._store, state, version, answer)
         except TooLong:
-            # A document with all of it would have had a stretch, unless it was not trained on.
+            # Only documents that were not trained on may still have all of it: of the others, a
+            # stretch would have been found.
             whole = f"documents with the whole answer, whose {len(answer.split()):,} words are many"
             return replace(best, missing=[*best.missing, whole])
         missing = [*best.missing, *passages.missing]

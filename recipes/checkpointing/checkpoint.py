@@ -145,7 +145,7 @@ class StagingBuffers:
             pinned = tensor.device.type == "cuda"
             buffer = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
             self._buffers[path] = buffer
-        # Copies to pinned memory run side by side; `copy` waits for all of them.
+        # A copy to pinned memory is only queued here; `copy` waits for all of them together.
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
 

@@ -214,7 +214,7 @@ def _tell(cluster: Cluster, command: Sequence[str]) -> None:
 
 
 def _count_processes(setting: int | None) -> int:
-    """The number itself; without one, a process for each accelerator, or one without any."""
+    """The number itself; without one, a process for each GPU, or one where there is none."""
     if setting is not None:
         return setting
     with lifetime.importing():

@@ -326,7 +326,8 @@ class OriginMiddleware(CORSMiddleware):
         try:
             check_origin(Request(scope), self._dispatcher.settings)
         except ServingError as error:
-            # Starlette calls the handler of such an error inside of middleware alone.
+            # Starlette calls the handler of a ServingError for what routes raise, and not for what
+            # middleware does.
             await error.response()(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

@@ -34,7 +34,8 @@ from serving.settings import QUANTIZED, EndpointSettings, OpenAIEngine
 CONVERTED_VARIABLE = "MODEL_CONVERTED"
 REFUSAL_NAME = "unsupported.txt"
 """In place of a converted model: why there is none, lest every start try again."""
-# Of which another release may convert a model otherwise, so their versions are in its key.
+# Another release of one of them may convert a model differently, so their versions are part of a
+# converted model's key.
 LIBRARIES = (
     *("nncf", "openvino", "openvino-genai", "safetensors"),
     *("tokenizers", "torch", "transformers"),

@@ -203,7 +203,7 @@ def send_references(
     ngrams = join_ngrams(load_ngrams(record["url"]) for record in records)
     url = save_ngrams(run.scratch, ngrams)
     overlaps.remember(url)
-    # Of every part all n-grams, in one file that a worker reads once.
+    # All of them for every part: they lie in one file, which a worker reads only once.
     return lambda part: load_ngrams(url)
 
 

@@ -73,7 +73,8 @@ class LocalFile(SourceFile):
 
 def local_state(status: os.stat_result) -> State:
     """A local file's state; the times come last."""
-    # Copying and unpacking may keep a file's size and time of modification, but not the others.
+    # Copying and unpacking may keep a file's size and time of modification, but no program can set
+    # the time of its last change (ctime).
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

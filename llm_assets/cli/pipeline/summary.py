@@ -161,7 +161,7 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         base, candidate = (
             metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
         )
-        # None stands for a figure that is not finite, and a base of 0 has no percentage.
+        # What is not finite, or was not measured, is None, and a base of 0 has no percentage.
         change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
         basis = ""
         if task == "held_out":

@@ -172,7 +172,8 @@ def _decode_as(content: bytes, charset: str, declared: str | None) -> tuple[str,
             return decode(content, declared)
         except UnicodeDecodeError as error:
             failure = error
-    # Only now: text that is wholly of another encoding would lose much more than a few bytes.
+    # The last resort, since bytes are lost; text that is wholly in another encoding would lose more
+    # than is allowed.
     for encoding in encodings:
         text = content.decode(encoding, "replace")
         if text.count("\ufffd") <= MOST_LOST * len(text):
