@@ -290,7 +290,7 @@ _KINDS: dict[str, Any] = dict.fromkeys(_WHOLE_NUMBERS, StrictInt) | {
     "architectures": list[str],
     "eos_token_id": list[StrictInt] | StrictInt,
     "quantization_config": dict[str, Any],
-    # Files of the same folder alone, which are copied with it.
+    # No path to another folder, since only files of this one are copied with it.
     "weight_map": dict[str, Annotated[str, Field(pattern=r"^[^/]+$")]],
 }
 # Families write null for what they do not have.
@@ -301,8 +301,8 @@ _Values = create_model("_Values", __base__=_OfText, text_config=(_OfText | None,
 
 
 def of_text(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the values of the part that reads text, where pictures are read, too; those
-    that are null there say nothing."""
+    """The config; of a model that also reads pictures, with the values of the part for text, of
+    which those that are null say nothing."""
     part = config.get("text_config") or {}
     return config | {key: value for key, value in part.items() if value is not None}
 

@@ -22,7 +22,7 @@ LOST_WORKER = (
 
 def reason_of(error: BaseException, place: str = ".") -> str | None:
     """The reason behind an error, with what to do about it; None where it is not known. An error
-    that names no file is one of the disk that a place is on."""
+    that names no file is taken for one of the disk that `place` is on."""
     libraries = (_of_memory, _of_spark, _of_worker, _of_history, _of_network, _of_parquet)
     for cause in chain(error):
         if isinstance(cause, UserError):
@@ -88,8 +88,8 @@ _KILLS_BEFORE = _count_kills()
 
 
 def why_killed(for_less: str) -> str:
-    """Why a process was killed, as far as the kernel tells, in words that go on from that, with the
-    sentence on what to do for less need of memory."""
+    """Why a process was killed, as far as the kernel tells, as the end of a sentence on it; where
+    memory may be the reason, `for_less` follows: what to do to need less of it."""
     kills, limit = _count_kills(), _limit()
     if kills is None:
         return f"perhaps because memory ran out (the limit here is {limit}). {for_less}"

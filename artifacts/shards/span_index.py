@@ -39,8 +39,8 @@ _MAGIC = 0x32305350414E5358
 
 
 def build_index(shard: Shard, texts: np.ndarray, vocab_size: int) -> bytes:
-    """The index of a shard, as `SpanIndex` opens it, by what each document's text is known by, of
-    shape (documents,), uint64, and a bound of the token ids."""
+    """The index of a shard, as `SpanIndex` opens it. `texts` has a number for each document's text,
+    of shape (documents,), uint64; token ids are below `vocab_size`."""
     grams = _grams(shard)
     directory = _directory(grams)
     offsets, documents, counts = _postings(shard, vocab_size)

@@ -117,7 +117,7 @@ def _without(
         inputs=inputs,
         libraries=installed(manifest.libraries),
     )
-    # The order of rows follows the inputs; those without the mask leave each row its place.
+    # The inputs decide the order of the rows: with those before the mask, each keeps its place.
     order = original.inputs if original.order_inputs is None else original.order_inputs
     folder = f"{store.root}/{layout.run(identity.fingerprint)}"
     update |= {"run_id": identity.fingerprint, "run_folder": folder}

@@ -160,7 +160,7 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
         try:
             dist.init_process_group(device_of(device).group_backend)
         except ValueError as error:
-            # A variable is not set, or no number.
+            # One of the launcher's variables is not set, or is no number.
             raise UserError(f"{first_line(error)}. {LAUNCHING}") from error
         group = host_group()
         # Until all have connected, none may go on: one that refuses its input and ends would fail

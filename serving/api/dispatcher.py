@@ -79,7 +79,7 @@ class Metrics:
 
     def render(self, routes: Sequence[RouteStatus]) -> str:
         """The exposition text; routes are those of now, several of which may be of one version."""
-        # Restarts are told as a sum, and a counter can only be added to: each begins again.
+        # Emptied first: versions may be gone, and a counter takes no sum, only what is added to it.
         for family in (self._ready, self._share, self._restarts):
             family.clear()
         # Of two routes of one version, a ready one comes last and decides.
