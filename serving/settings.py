@@ -4,9 +4,18 @@ import errno
 import os
 import re
 import socket
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from artifacts.errors import UserError
 from artifacts.settings import Address, EnvironmentVariable, Settings
@@ -18,9 +27,29 @@ QUANTIZED: tuple[Weights, ...] = ("int8", "int4")
 
 
 # An address of IPv6 has two colons at least, so that a port after any other is not taken for one.
-HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(%\w+)?")
-ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?")
+HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(%[\w.-]+)?")
+# `file://` is what programs made of web pages send, such as those of Electron.
+ORIGIN = re.compile(r"null|file://|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?")
 DEFAULT_PORT = re.compile(r"^(http://.*):80$|^(https://.*):443$")
+
+
+SAVED = "saved"
+"""Context of validation: settings that a running endpoint was started with, which a release before
+may have accepted. It has to go on by them, and can only be ended by whoever can read them."""
+
+
+def unless_saved(check: Callable[[str], str]) -> AfterValidator:
+    """A check of what a person sets; what was saved is kept as it is where it does not pass."""
+
+    def checked(value: str, info: ValidationInfo) -> str:
+        try:
+            return check(value)
+        except ValueError:
+            if info.context == SAVED:
+                return value
+            raise
+
+    return AfterValidator(checked)
 
 
 def check_host(host: str) -> str:
@@ -30,12 +59,12 @@ def check_host(host: str) -> str:
     return host
 
 
-Host = Annotated[str, AfterValidator(check_host)]
+Host = Annotated[str, unless_saved(check_host)]
 
 
 def as_browsers_send(origin: str) -> str:
     """An origin in the one form in which browsers send it; raises ValueError where none does."""
-    sent = DEFAULT_PORT.sub(r"\1\2", origin.lower().removesuffix("/"))
+    sent = DEFAULT_PORT.sub(r"\1\2", re.sub("(?<=[^/])/$", "", origin.lower()))
     # `null` is what pages from files and in sandboxes have, all alike.
     if not ORIGIN.fullmatch(sent):
         raise ValueError("must be an origin such as https://page.example, with no path or pattern")
@@ -139,7 +168,7 @@ class EndpointSettings(Settings):
     allowed_hosts: tuple[str, ...] = ()
     """Host names other than loopback's by which clients may call an endpoint that listens on
     loopback."""
-    allowed_origins: tuple[Annotated[str, AfterValidator(as_browsers_send)], ...] = ()
+    allowed_origins: tuple[Annotated[str, unless_saved(as_browsers_send)], ...] = ()
     """Origins of web pages that may use the endpoint (CORS), such as `https://page.example`, with
     the port if there is one and without a path; none by default."""
     request_timeout: float = Field(default=120.0, gt=0)

@@ -21,7 +21,7 @@ from artifacts.leases import local_lease, process_started
 from artifacts.storage import files
 from artifacts.storage.files import make_private
 from serving.comparison import EngineComparison, JudgedDocument
-from serving.settings import EndpointSettings, bearer_token
+from serving.settings import SAVED, EndpointSettings, bearer_token
 
 RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
 """Pauses before the first, second … restart; the last one repeats."""
@@ -174,7 +174,9 @@ class StateFile(Generic[State]):
         """What it says, or None where it never said anything that this release can use."""
         try:
             # An endpoint that still runs may be of a release that told more, and had more settings.
-            return self._kind.model_validate_json(self.path.read_bytes(), extra="ignore")
+            return self._kind.model_validate_json(
+                self.path.read_bytes(), extra="ignore", context=SAVED
+            )
         except (FileNotFoundError, ValidationError):
             return None
 

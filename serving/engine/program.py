@@ -29,7 +29,7 @@ from artifacts.model import (
 from artifacts.program.lifetime import end_descendants, end_descendants_first, end_with_parent
 from artifacts.reasons import memory_limit
 from serving.engine.served_model import AnyModel, ServedTokenizer, answer_calls
-from serving.settings import QUANTIZED, EndpointSettings, OpenAIEngine
+from serving.settings import QUANTIZED, SAVED, EndpointSettings, OpenAIEngine
 
 CONVERTED_VARIABLE = "MODEL_CONVERTED"
 REFUSAL_NAME = "unsupported.txt"
@@ -48,7 +48,8 @@ def main() -> int:
     """Load, then answer calls until the API server goes away; exit code 1 where nothing loads."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--settings", type=EndpointSettings.model_validate_json, required=True)
+    read_settings = partial(EndpointSettings.model_validate_json, context=SAVED)
+    parser.add_argument("--settings", type=read_settings, required=True)
     parser.add_argument("--conversions", type=Path, required=True)
     parser.add_argument("--channel", type=int, required=True)
     arguments = parser.parse_args()

@@ -280,6 +280,7 @@ def test_a_host_is_known_by_its_name_whatever_the_port(allowed: str, host: str) 
         ("https://page.example:80", "https://page.example:80"),
         ("http://[FD00::1]:80", "http://[fd00::1]"),
         ("app://obsidian.md", "app://obsidian.md"),
+        ("file://", "file://"),
         ("null", "null"),
     ],
 )
@@ -289,6 +290,11 @@ def test_an_origin_is_known_however_it_is_written_in_the_settings(allowed: str, 
         headers = [(b"host", b"localhost"), (b"origin", origin.encode())]
         with nullcontext() if is_known else pytest.raises(ServingError, match="is not in"):
             check_origin(Request({"type": "http", "headers": headers}), settings)
+
+
+@pytest.mark.parametrize("host", ["fe80::1%br-lan.20", "büro.example", "my_host"])
+def test_whatever_a_machine_is_called_by_may_be_listened_on(host: str) -> None:
+    assert EndpointSettings(host=host).host == host
 
 
 @pytest.mark.parametrize("field", ["logit_bias", "prompt", "unknown"])

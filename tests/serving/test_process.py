@@ -1,6 +1,7 @@
 """Starting, moving and stopping an endpoint that outlives its caller."""
 
 import errno
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -207,6 +208,31 @@ def test_an_address_of_ipv6_is_told_as_clients_take_it(
     with served(tmp_path, tiny_model_folder, host="::1") as client:
         assert client.url.startswith("http://[::1]:")
         assert client.complete(max_tokens=1).status_code == 200
+
+
+def test_an_endpoint_goes_on_by_what_the_release_before_accepted_and_can_be_stopped(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    accepted = ("*", "https://page.example/path")
+    with served(tmp_path, tiny_model_folder) as client:
+        state = StateFolder(tmp_path)
+        for file in (state.good, state.desired):
+            fields = json.loads(file.path.read_text())
+            fields["settings"]["allowed_origins"] = accepted
+            file.path.write_text(json.dumps(fields))
+        earlier = client.api_server()
+        earlier.kill()
+
+        def serves_again() -> bool:
+            found = state.running
+            is_another = found is not None and found.api_server_pid != earlier.pid
+            return is_another and found.phase == "serving"
+
+        wait_until(serves_again)
+        assert state.running and state.running.settings.allowed_origins == accepted
+        assert client.complete(max_tokens=1).status_code == 200
+        assert process.stop(tmp_path)
+    assert process_started(client.pid) is None
 
 
 @pytest.mark.parametrize("phase", ["stopped", "serving"])

@@ -18,16 +18,21 @@ from serving.endpoint import Endpoint
 from serving.rollout import NoLongerWanted, RolloutFailed
 from serving.settings import RolloutSettings
 from serving.state import StateFolder
+from tests.faults import stopped
 from tests.serving.conftest import Client, served, start
 from tests.waiting import WAIT_SECONDS, wait_until
 
 ROLLOUT = RolloutSettings(steps=(0.3, 0.5), step_seconds=0.5, min_requests=20)
+WATCHED = RolloutSettings(steps=(0.5,), step_seconds=1.0, min_requests=2_000)
+"""Enough requests for small differences."""
 LONGER = ROLLOUT.model_copy(update={"step_seconds": 2.0})
 """Steps in which what a test does to an engine falls, also on a busy machine."""
 REQUEST_TIMEOUT = 120.0
 """For a request that waits until both engines have been started again."""
 CLIENTS = 4
 EQUAL_ROLLOUTS, EQUAL_REQUESTS = 10, 200
+HALT_SECONDS, HALT_ANSWERS = 0.3, 4
+"""A halt takes as long as so many answers, which is long on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +252,44 @@ def test_what_kills_both_engines_is_not_held_against_the_new_version(
         psutil.Process(old).kill()
         moved.result()
         move(moving, tiny_model_folder, "1")
+    assert {status for status, _ in answers} == {200}
+
+
+@contextmanager
+def halting(engine: psutil.Process, seconds: float) -> Iterator[None]:
+    """Halt an engine for so long again and again: about one answer in five takes much longer."""
+
+    def halt() -> None:
+        time.sleep(seconds)
+        with suppress(psutil.NoSuchProcess), stopped(engine.pid):
+            time.sleep(seconds)
+
+    with in_threads(halt):
+        yield
+
+
+# Two thousand requests; that it is seen in as many figures, `test_evidence.py` holds.
+@pytest.mark.soak
+@pytest.mark.fault(
+    "endpoint",
+    "new version slow in one request of five",
+    sees="how many times as slow it is",
+    then="rolled back; no request is lost",
+)
+def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
+    moving: Client, other_model_folder: Path
+) -> None:
+    with load(moving) as answers:
+        began = time.monotonic()
+        for _ in range(HALT_ANSWERS):
+            moving.complete(max_tokens=10)
+        halt = max(HALT_SECONDS, time.monotonic() - began)
+        moved = in_background(moving, other_model_folder, "5", WATCHED)
+        with (
+            halting(new_engine(moving, "5"), halt),
+            pytest.raises(RolloutFailed, match="slower than the version before"),
+        ):
+            moved.result()
     assert {status for status, _ in answers} == {200}
 
 
