@@ -181,6 +181,11 @@ def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[
             faults = list(_faults(artifact)) if artifact else []
         except DamagedArtifact as error:
             faults = [str(error).split(". ")[0]]
+        except UserError as error:
+            # Of another version: whole, so it stays, and says nothing of the others either.
+            fault, _, remedy = str(error).partition(". ")
+            yield StoreFault(place, fault, remedy.rstrip("."))
+            continue
         except OSError as error:
             # A file of another user says nothing of the others, nor whether it is damaged.
             yield StoreFault(place, reason_of(error) or str(error), "the rest of it is not checked")
@@ -449,7 +454,7 @@ def _recorded(record: Pipeline) -> set[str | None]:
 def _is_known(store: Store, kind: str, fingerprint: str) -> bool:
     try:
         return find_manifest(store, kind, fingerprint) is not None
-    except DamagedArtifact:
+    except UserError:
         return True
 
 

@@ -164,10 +164,13 @@ def test_what_another_version_wrote_is_told_as_such_and_stays(configured: Weeks,
     fields = json.loads(place.read_text()) | {"of_next_year": 1}
     fields[CHECKSUM] = hash_json({name: fields[name] for name in fields if name != CHECKSUM})
     place.write_text(json.dumps(fields))
+    DAMAGES["flipped bit"](configured.current("tokenized_shards"))
     ended = CliRunner().invoke(commands, ["doctor", "--repair"])
     said = f"{ended.output}{ended.exception}"
     assert ended.exit_code == 1
     assert f"{place} was written by another version of llm-assets (of_next_year" in said
+    assert "use the version that wrote it" in said or "until it can be read" in said
+    assert "1 of 2 faults repaired" in said, "what is damaged beside it"
     assert json.loads(place.read_text()) == fields
 
 
