@@ -107,7 +107,7 @@ def _of_versions(
         is_stored = store.exists("checkpoint", reading.checkpoint)
         weights = "its weights are still there" if is_stored else "its weights are gone"
         is_now = "is withdrawn" if rejected else "is not withdrawn"
-        yield rejected, f"version {reading.version}, which was trained on them, {is_now}; {weights}"
+        yield rejected, f"version {entry.version}, which was trained on them, {is_now}; {weights}"
 
 
 def _of_weights(store: Store, replacement: Replacement) -> Finding:

@@ -101,11 +101,15 @@ def test_what_another_registry_calls_by_a_number_is_not_taken_for_a_version_here
 ) -> None:
     """As with a certificate of another store."""
     read_by = [Reading(version=one, checkpoint=f"{one:020}", steps={}) for one in (1, 7)]
+    known = next(one for one in trained.registry.state().versions if not one.is_base)
+    read_by.append(Reading(version=9, checkpoint=known.model_fingerprint, steps={}))
     stated = _stated(trained, _text_read_by(trained, [2]), read_by)
     findings = list(examine(trained.record, trained.registry.state(), stated, lambda line: None))
     for one in (1, 7):
         told = f"checkpoint {one:020}, trained on them, is no version here"
         assert (None, told) in findings
+    its_number = f"version {known.version}, which was trained on them, is not withdrawn; "
+    assert (False, f"{its_number}its weights are still there") in findings
 
 
 def test_of_a_run_whose_text_was_forgotten_since_nobody_knows_whether_it_would_come_out_again(
