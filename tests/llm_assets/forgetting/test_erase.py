@@ -352,7 +352,7 @@ def test_two_at_once_leave_whole_artifacts_without_the_texts_of_both(
     assert begun.wait(WAIT_SECONDS)
     second.start()
     with suppress(AssertionError):
-        wait_until(lambda: said, seconds=2)
+        wait_until(lambda: said)
     go_on.set()
     for thread in (first, second):
         thread.join()
