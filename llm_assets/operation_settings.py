@@ -16,7 +16,7 @@ WINDOW = re.compile(
 )
 
 _DAY_OF_MONTH, _WEEKDAY = r"0?[1-9]|[12]\d|3[01]", rf"[0-7]|{_DAY}"
-_NTH = rf"(?:{_WEEKDAY})#[1-5]"
+_NTH = rf"(?:l[0-7]|(?:{_WEEKDAY})#[1-5])"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
@@ -31,9 +31,9 @@ def _cron_field(value: str, item: str = "(?!)", whole: str = "(?!)") -> re.Patte
 CRON_FIELDS = (
     _cron_field(r"[0-5]?\d"),
     _cron_field(r"[01]?\d|2[0-3]"),
-    _cron_field(_DAY_OF_MONTH, item="l", whole=r"\?"),
+    _cron_field(_DAY_OF_MONTH, item=rf"l|(?:{_DAY_OF_MONTH})-l(?:/\d*[1-9]\d*)?", whole=r"\?"),
     _cron_field(rf"0?[1-9]|1[0-2]|{'|'.join(_MONTHS)}"),
-    _cron_field(_WEEKDAY, whole=rf"\?|l[0-7](?:,l[0-7])*|{_NTH}(?:,{_NTH})*"),
+    _cron_field(_WEEKDAY, whole=rf"\?|{_NTH}(?:,{_NTH})*"),
 )
 """Minute, hour, day of the month, month, day of the week."""
 CRON_NAME = re.compile("@(?:hourly|midnight|daily|weekly|monthly|yearly|annually)")

@@ -234,7 +234,9 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: s
         load_settings(write(tmp_path, yaml.safe_dump(content)))
 
 
-@pytest.mark.parametrize("expression", ["@daily", "0 3 L * MON-FRI", "0 3 * * 5#2", "0 3 * * l5"])
+@pytest.mark.parametrize(
+    "expression", ["@daily", "0 3 L * MON-FRI", "0 3 1,25-l * *", "0 3 1-l/2 * *", "0 3 * * l5,5#2"]
+)
 def test_a_cron_expression_that_is_accepted_is_one_that_dagster_takes(
     tmp_path: Path, expression: str
 ) -> None:
