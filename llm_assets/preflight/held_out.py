@@ -1,8 +1,8 @@
 """Whether enough text is held out to judge a model, and which gain it can show."""
 
 import math
+from bisect import bisect_left
 from contextlib import suppress
-from itertools import count
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.progress import counted
@@ -138,7 +138,9 @@ def _obstacle(line: str, documents: float, settings: PipelineSettings) -> str:
     elif share and share > settings.clean_corpus.split.held_out:
         line += f"Set `clean_corpus.split.held_out: {share:.2f}`, or add text."
     else:
-        needed = next(filter(lambda count: held_out_share(count, gate), count(1)))
+        # Of four times as many, half are surely enough.
+        counts = range(4 * gate.minimum_documents)
+        needed = bisect_left(counts, True, key=lambda n: held_out_share(n, gate) is not None)
         line += (
             f"Add text: at least {needed} different documents of "
             f"{settings.clean_corpus.minimum_characters} characters or more "
