@@ -236,10 +236,12 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
     run_seconds = seconds + OTHER_SECONDS
     training = f"{counted(steps, 'step')} of training (`checkpoint.budget.steps`)"
-    share = steps * TOKENS_PER_STEP * (1 - REPLAY_SHARE) / max(1.0, text.tokens)
+    split = settings.clean_corpus.split
+    tokens = text.tokens * (1 - split.validation - split.held_out)
+    share = steps * TOKENS_PER_STEP * (1 - REPLAY_SHARE) / max(1.0, tokens)
     if share < WHOLE_TEXT:
-        training += f" read about {share:.1%} of the text, automatic runs the rest "
-        training += "(`automation.least_coverage`)"
+        training += f" read about {share:.1%} of the training text; automatic runs read on where "
+        training += "`automation.least_coverage` is set"
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
         f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",

@@ -85,7 +85,7 @@ def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: 
         steps[name] = load_settings(started.path).checkpoint.budget.steps or 0
         training = started.notes[-2]
         assert f"{steps[name]} steps of training" in training
-        assert ("automatic runs the rest" in training) is (name == "much")
+        assert ("`automation.least_coverage` is set" in training) is (name == "much")
         assert "GB on disk" in started.notes[-1]
 
     assert steps["little"] == LEAST_STEPS
