@@ -116,7 +116,7 @@ class TextQuestion:
     longer: int = 1
     """Multiplier of the usual training length."""
     is_unread: bool = False
-    """Whether the wanted version was trained on this text, but has not read all of it."""
+    """Whether the wanted version has read too little of its own text, which may be this one."""
 
     @property
     def name(self) -> str:
@@ -134,11 +134,16 @@ def ask(
         versions: those that were trained on just this text, oldest first.
     """
     wanted = state.find("wanted")
-    if wanted is None or not versions:
-        return TextQuestion(text, wanted.version if wanted else None)
-    knows_text = any(entry.version == wanted.version for entry in versions)
+    if wanted is None:
+        return TextQuestion(text, None)
     coverage = 1.0 if wanted.coverage is None else wanted.coverage
-    if knows_text and coverage >= settings.least_coverage:
+    is_unread = coverage < settings.least_coverage
+    if not versions:
+        # Otherwise each small change would try again what the gate found to add nothing.
+        was_tried = any(one.against == wanted.weights for one in state.verdicts)
+        return TextQuestion(text, wanted.version, is_unread=is_unread and not was_tried)
+    knows_text = any(entry.version == wanted.version for entry in versions)
+    if knows_text and not is_unread:
         told = f"Version {wanted.version}, which is wanted, knows this text"
         if coverage >= WHOLE_TEXT:
             return Wait(f"{told}.")
@@ -150,12 +155,19 @@ def ask(
             f"{last.name} rejected version {newest.version}, which knows this text: {last.reason}"
         )
     last_move = [move for move in state.history if move.alias == "wanted"][-1]
-    is_set_aside = newest.version != wanted.version and state.was_wanted(newest.version)
+    # Also one before the newest, where that one was read on from it and never wanted.
+    set_aside = [
+        entry.version
+        for entry in versions
+        if (entry == newest or entry.version > wanted.version)
+        and entry.version != wanted.version
+        and state.was_wanted(entry.version)
+    ]
     # Training on this text would make again what a person took out of service, so it waits for
     # another text.
-    if is_set_aside and last_move.by != GATE:
+    if set_aside and last_move.by != GATE:
         return Wait(
-            f"{last_move.by} took version {newest.version}, which knows this text, out of service: "
+            f"{last_move.by} took version {set_aside[-1]}, which knows this text, out of service: "
             f"{last_move.reason}"
         )
     # Of a model that was evaluated again, the last word counts.
@@ -177,7 +189,7 @@ def ask(
             is_alarm=not knows_text,
         )
     # Each rejected candidate doubles the length of the next training.
-    return TextQuestion(text, wanted.version, 2 ** len(latest), is_unread=knows_text)
+    return TextQuestion(text, wanted.version, 2 ** len(latest), is_unread=is_unread)
 
 
 def run_key(

@@ -41,7 +41,7 @@ from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
-from llm_assets.registry.start import find_manifest
+from llm_assets.registry.start import find_manifest, has_base
 from llm_assets.registry.state import ModelVersion, RegistryState
 from recipes.model.base_model import identify, source_files
 from serving.comparison import JudgedDocument
@@ -197,12 +197,22 @@ def _decide_on_text(
     if isinstance(question, Wait):
         return question
     earlier_text = known_texts.get(question.against) if question.against is not None else None
+    is_unread, reads_on = question.is_unread, earlier_text == text.name
+    if question.against is not None and is_unread:
+        base, wanted = pipeline.record.find_current(BASE), state.get(question.against)
+        # A run would end at once, since nothing is trained further from another base model.
+        is_unread = base is None or has_base(pipeline.store, wanted, base.fingerprint)
+        if reads_on and not is_unread:
+            return Wait(
+                f"Version {wanted.version}, which is wanted, was made from another base model than "
+                "the newest one, so the rest of the text is not read on from it."
+            )
     changed_bytes = Surveys(pipeline.store, settings.name).changed_bytes(text, earlier_text)
     least = automation.minimum_changed_megabytes * 1e6
     # Bytes are known of files alone: a change of any other source counts, however small.
     is_small = text.is_all_files and changed_bytes is not None and changed_bytes <= least
     # Files that are still to be read need not have changed.
-    if is_small and not question.is_unread:
+    if is_small and not is_unread:
         if not changed_bytes:
             return Wait("Files were only renamed: there is nothing to learn.")
         return Wait(
@@ -219,7 +229,7 @@ def _decide_on_text(
         "continue_from_champion": automation.continue_from_champion,
         "longer": question.longer,
     }
-    if question.is_unread:
+    if reads_on:
         # Otherwise the checkpoint that was made of this text before would be found.
         overrides |= {"from_version": question.against}
     config = training_config(settings, overrides)

@@ -122,7 +122,7 @@ def find_start(
                 f"Version {from_version} was rejected since, so nothing is trained from it. "
                 "`llm-assets versions` lists the others."
             )
-        if not _has_base(record.store, version, base):
+        if not has_base(record.store, version, base.fingerprint):
             raise UserError(
                 f"Version {from_version} was made from another base model than `base_model` names "
                 "now, so it cannot be trained further."
@@ -135,17 +135,17 @@ def find_start(
         if recorded in record.store.names(identity):
             return model
     wanted_version = state.find("wanted")
-    if wanted_version is None or not _has_base(record.store, wanted_version, base):
+    if wanted_version is None or not has_base(record.store, wanted_version, base.fingerprint):
         return base
     return models[wanted_version.model_fingerprint]
 
 
-def _has_base(store: Store, version: ModelVersion, base: ModelSource) -> bool:
+def has_base(store: Store, version: ModelVersion, base: str) -> bool:
     """Whether a version descends from a base model, under whatever fingerprint that was made.
 
     True as well if the version's own base model is no longer on record.
     """
-    names = (version.lineage.get("base_model"), base.fingerprint)
+    names = (version.lineage.get("base_model"), base)
     own, other = (find_manifest(store, "base_model", name) if name else None for name in names)
     return own is None or other is None or own.settings == other.settings
 

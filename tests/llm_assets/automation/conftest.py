@@ -148,7 +148,11 @@ class Automated:
         self._report(kind, run)
 
     def teach(
-        self, model: str, outcome: Outcome = Outcome.BETTER, coverage: float | None = None
+        self,
+        model: str,
+        outcome: Outcome = Outcome.BETTER,
+        coverage: float | None = None,
+        **lineage: str,
     ) -> ModelVersion:
         """Register a model that was trained on the text as it is, with the gate's verdict."""
         settings = load_settings(self.project.config).raw_corpus
@@ -162,7 +166,8 @@ class Automated:
         look = state.look_of(model, against)
         found = verdict(model, against, promoted=outcome is Outcome.BETTER, look=look)
         reason = Reason(outcome=outcome, text=f"{model} was measured against {against}.")
-        update = {"lineage": {"raw_corpus": corpus.fingerprint}, "coverage": coverage}
+        lineage["raw_corpus"] = corpus.fingerprint
+        update = {"lineage": lineage, "coverage": coverage}
         version = self.registry.enter(
             entry(model).model_copy(update=update),
             found.model_copy(update={"reasons": [reason]}),

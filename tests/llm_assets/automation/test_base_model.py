@@ -129,3 +129,16 @@ def test_where_the_hub_cannot_be_asked_this_machines_cache_tells(
     seen.parent.mkdir(parents=True)
     seen.write_text(NEWER)
     assert newest_revision("owner/name") == NEWER
+
+
+def test_text_is_not_read_on_from_a_version_of_another_base_model(
+    based: Automated, tmp_path: Path
+) -> None:
+    based.automate(least_coverage=0.9)
+    base = based.project.record.find_current("base_model")
+    assert base is not None
+    based.teach("second", coverage=0.5, base_model=base.fingerprint)
+    based.expect_run()
+    retrain_base(tmp_path)
+    read_base(based, tmp_path)
+    assert "was made from another base model" in str(based.tick())

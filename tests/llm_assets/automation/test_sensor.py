@@ -200,6 +200,22 @@ def test_text_is_read_on_in_further_runs_until_it_is_covered(automated: Automate
     assert "version 4, which is wanted, knows this text." in str(automated.tick()).lower()
 
 
+def test_text_is_read_on_where_little_of_it_changed_until_the_gate_finds_nothing(
+    automated: Automated,
+) -> None:
+    automated.automate(least_coverage=0.9, longer_attempts=0, minimum_changed_megabytes=1)
+    automated.teach("second", coverage=0.5)
+    first = automated.text / "0000.txt"
+    first.rename(automated.text / "renamed.txt")
+    request = automated.expect_run()
+    assert "from_version" not in request.run_config["ops"]["checkpoint"]["config"]
+    automated.end(automated.launch(request), succeeded=True)
+    automated.teach("third", Outcome.NOT_BETTER, coverage=0.9)
+    assert "The gate rejected 1 candidate" in str(automated.tick())
+    (automated.text / "renamed.txt").rename(automated.text / "again.txt")
+    assert "only renamed" in str(automated.tick())
+
+
 def test_text_whose_rest_adds_nothing_is_not_read_on(automated: Automated) -> None:
     automated.automate(least_coverage=0.9, longer_attempts=0)
     automated.add()
@@ -234,6 +250,19 @@ def test_persons_word_ends_the_asking(automated: Automated) -> None:
     assert "Ada took version 2" in str(automated.tick())
     automated.registry.reject(second.version, "Ada", "it rambles")
     assert "Ada rejected version 2" in str(automated.tick())
+
+
+def test_a_version_that_was_read_on_from_may_be_taken_out_of_service(automated: Automated) -> None:
+    automated.automate(least_coverage=0.9)
+    automated.add()
+    for model, outcome in (
+        ("second", Outcome.BETTER),
+        ("third", Outcome.BETTER),
+        ("fourth", Outcome.NOT_BETTER),
+    ):
+        automated.teach(model, outcome, coverage=0.5)
+    automated.registry.roll_back("Ada", "it rambles")
+    assert "Ada took version 3" in str(automated.tick())
 
 
 def test_text_that_moves_back_is_asked_for_once_against_the_newer_champion(
