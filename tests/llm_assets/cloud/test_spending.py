@@ -13,7 +13,7 @@ from google.cloud.dataproc_v1 import Batch
 from artifacts.checkpoints import commit
 from artifacts.errors import UserError
 from artifacts.storage import files
-from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.settings import CostSettings, GoogleCloudSettings
 from llm_assets.cloud.spending import (
     DCU,
     DOLLARS_AN_HOUR,
@@ -100,6 +100,9 @@ def test_machines_of_ones_own_cost_no_fee_of_vertex_ai(
     prices = settings.cost.model_copy(update={"prices": {machine_type: 7.0}})
     settings = settings.model_copy(update={"cost": prices})
     assert machine_price(settings, machine_type, False, TpuVms) == 7.0
+    # Whoever has paid for a machine beforehand may count it as free.
+    free = settings.model_copy(update={"cost": CostSettings(prices={machine_type: 0})})
+    assert machine_price(free, machine_type, False) == 0
 
 
 def test_batch_counts_its_units_until_the_service_says_what_they_came_to(
