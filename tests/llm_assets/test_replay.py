@@ -60,5 +60,5 @@ def test_replayed_text_goes_into_training_and_leaves_out_what_forgetting_is_meas
     coverage = dict(training_lines(checkpoint, shards))["coverage"]
     passes = f"{36 / rows['train']:.2g} of a pass"
     assert coverage.startswith(
-        f"{trained['coverage']:.1%} of the training text read so far, in {passes}"
+        f"{trained['coverage']:.1%} of the training text read so far, {passes} in this run"
     )

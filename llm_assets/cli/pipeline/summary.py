@@ -137,8 +137,8 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
     coverage = f"{passes:.1f} passes over the training text (`checkpoint.budget`)"
     if passes < 1:
         # In tokens, with those that the versions before it have read, as the asset shows it.
-        coverage = f"{stats['coverage']:.1%} of the training text read so far, in "
-        coverage += f"{passes:.2g} of a pass (`checkpoint.budget`)"
+        coverage = f"{stats['coverage']:.1%} of the training text read so far, "
+        coverage += f"{passes:.2g} of a pass in this run (`checkpoint.budget`)"
     return [
         (
             "training",
