@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
-from artifacts.errors import OF_ONE_REQUEST, UserError
+from artifacts.errors import OF_ONE_REQUEST, UserError, materialize_command
 from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.manifest import Manifest
@@ -205,7 +205,8 @@ def _decide_on_text(
         if reads_on and not is_unread:
             return Wait(
                 f"Version {wanted.version}, which is wanted, was made from another base model than "
-                "the newest one, so the rest of the text is not read on from it."
+                "the newest one, so the rest of the text is not read on from it. Where "
+                f"`base_model` names its own again: {materialize_command(BASE)}"
             )
     changed_bytes = Surveys(pipeline.store, settings.name).changed_bytes(text, earlier_text)
     least = automation.minimum_changed_megabytes * 1e6
