@@ -71,6 +71,17 @@ def test_model_that_cannot_be_loaded_ends_the_start_with_the_reason(tmp_path: Pa
 
 @pytest.mark.fault(
     "endpoint",
+    "address beyond loopback without a token",
+    sees="the setting",
+    then="nothing is started",
+)
+def test_address_beyond_loopback_needs_a_token(tmp_path: Path, tiny_model_folder: Path) -> None:
+    with pytest.raises(UserError, match="token_variable"):
+        start(tmp_path, tiny_model_folder, host="0.0.0.0")
+
+
+@pytest.mark.fault(
+    "endpoint",
     "token changed while the endpoint runs",
     sees="that the endpoint restarts",
     then="the new token is valid and the old one is not; an unset variable changes nothing",
