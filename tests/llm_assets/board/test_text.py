@@ -54,11 +54,19 @@ def test_without_a_version_nothing_is_known_of_what_was_read(small: SmallStore) 
     assert "Nothing is known" in page_of(small, "/text/read")
 
 
-def test_a_search_is_as_short_as_text_is_read_fast_for(small: SmallStore) -> None:
-    small.clean("1", {"doc": "a " * 200 + "b"})
+def test_a_passage_of_many_words_is_found_as_a_whole(small: SmallStore) -> None:
+    passage = " ".join(f"word{n}" for n in range(900))
+    texts = {"whole": f"Before. {passage}", "cut": passage[:-1], "same": "a " * 2000}
+    small.clean("1", texts)
     with client_of(board_of(small)) as client:
-        for words, told in (("a " * 250, "No document contains it."), ("a" * 501, "than 500 char")):
-            assert told in client.get("/text", params={"search": words}).text
+
+        def shown(words: str) -> str:
+            return client.get("/text", params={"search": words}).text
+
+        found = shown(passage.upper().replace(" ", "\n"))
+        assert "Before." in found and ">whole<" in found and ">cut<" not in found
+        assert "No document contains it." in shown("a " * 900 + "b")
+        assert "than 10,000 char" in shown("a" * 10_001)
 
 
 def test_damaged_text_is_told_with_what_to_do(small: SmallStore) -> None:
