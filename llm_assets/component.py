@@ -41,6 +41,7 @@ class LanguageModel(dg.Component):
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
+        # Only the path is kept: each run reads the file by itself, and the attributes with it.
         return cls(context.path / "defs.yaml" if context.path.is_dir() else context.path)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

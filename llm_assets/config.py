@@ -421,6 +421,8 @@ def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline)
         return
     root: str | None = other_settings.store.rstrip("/")
     if is_local(other_settings.store):
+        # `store` is relative to where commands run: the project's folder, which has the file in it
+        # or in config/, or this one.
         folders = (other.parent, other.parent.parent, Path())
         roots = (Store(str(folder / other_settings.store)).root for folder in folders)
         # If a project's folder was copied as a whole, each copy has a store with the record in it.

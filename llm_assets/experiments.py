@@ -380,6 +380,8 @@ def run_trial(
         if trial_pipeline.settings.leaves_out(made_by.name) or not is_asked:
             continue
         context.log.info(f"{made_by.name} of the trial {trial.name}")
+        # Without options: the changes are in the trial's settings, and the run's config is that of
+        # `experiments`.
         made_by.materialize({**resources, "context": context, "pipeline": trial_pipeline}, {})
         # `PipelineResource.make` adds it to the output of the step.
         if (context.get_output_metadata("result") or {})["made_now"]:
@@ -439,6 +441,7 @@ def read_trial(pipeline: PipelineResource, name: str) -> Trial:
     except ValueError as error:
         raise UserError(f"{name!r}: {error}. Name a partition KEY=VALUE KEY=VALUE.") from error
     trials = plan_trials(Path(pipeline.config_path), parse_changes(words))
+    # A trial with two partitions would count twice, and so widen the intervals of all.
     if [trial.name for trial in trials] != [name]:
         raise UserError(
             f"The partition {name!r} is another way to write {trials[0].name!r}, or holds more "

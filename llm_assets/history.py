@@ -48,6 +48,7 @@ _OWN = (
     "WHERE (ours.value IS NULL OR ours.value = ?)"
 )
 """Runs of a pipeline, or without a pipeline's tag, with the process that each was started in."""
+# With a `?` for each of RUNNING.
 RUNS_ASKED = (
     f"SELECT runs.run_id, status, process.value {_OWN} AND status IN (?, ?, ?) "
     "ORDER BY runs.id DESC"
@@ -161,6 +162,7 @@ def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     database, yesterday = folder / base / RUNS_DATABASE, datetime.now(UTC) - timedelta(days=1)
     values = (PIPELINE_TAG, PROCESS_TAG, settings.name)
     runs = _ask(database, RUNS_ASKED, [*values, *RUNNING])
+    # In SQLite, Dagster's times are text in UTC that is written like this, so text is compared.
     since = f"{yesterday:%Y-%m-%d %H:%M:%S}"
     ((failed,),) = _ask(database, FAILED_ASKED, [*values, since]) or [(0,)]
     ((beat,),) = _ask(database, HEARTBEATS_ASKED, ()) or [(None,)]
@@ -168,6 +170,8 @@ def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     for body, status in _ask(folder / base / TICKS_DATABASE, TICKS_ASKED, ()):
         tick = json.loads(body)
         error = tick.get("error") or {}
+        # What a sensor raised is the cause of an error of Dagster's own, which names only the
+        # sensor.
         reason = tick.get("skip_reason") or (error.get("cause") or error).get("message")
         if is_switched_on(settings, tick["job_name"], status):
             ticks += _tell_tick(tick["job_name"], tick["timestamp"], reason, bool(error))
@@ -196,6 +200,7 @@ def _tell_tick(name: str, timestamp: float, reason: str | None, failed: bool) ->
 def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
     if not database.exists():
         return []
+    # Read-only, so that a look neither creates a database nor changes one that Dagster writes to.
     address = f"{database.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as connection:
         return connection.execute(question, values).fetchall()

@@ -94,6 +94,7 @@ class GraphCollector(Collector):
         yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
         in_place = versions["wanted"] == versions["champion"] if versions["wanted"] else None
         text = "1 if the endpoint has confirmed that it serves the wanted version, else 0."
+        # None makes no sample: as long as nothing is wanted, there is nothing that fails to serve.
         yield _one("wanted_serves", text, in_place)
         promoted = [verdict.promoted for verdict in state.verdicts]
         counts = {"true": promoted.count(True), "false": promoted.count(False)}

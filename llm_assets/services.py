@@ -206,6 +206,7 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
         output=subprocess.DEVNULL,
         outlives_parent=True,
     )
+    # With `outlives_parent` it leads a session of its own, whose number is its pid.
     (state / SESSION_NAME).write_text(str(supervisor.pid))
     end = time.monotonic() + ANSWER_SECONDS
     while read_states(state) is None:
@@ -221,6 +222,7 @@ def read_states(state: Path) -> list[ServiceState] | None:
     try:
         services = _supervisor(state).getAllProcessInfo()
     except (OSError, Fault):
+        # A supervisor that is shutting down answers every call with a fault.
         return None
     return [
         ServiceState(

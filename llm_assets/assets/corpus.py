@@ -137,6 +137,8 @@ def raw_corpus(
                 return
             context.log.info(f"Spark tasks copy {megabytes:,.1f} MB of files in buckets")
             spec = read.plan_tasks(settings, opened, draft.path, draft.url, store.cache)
+        # The job refuses other versions of these libraries; the other sources were read here
+        # already.
         by_tasks = {name: source for name, source in opened.items() if source.chunks.files}
         spec.libraries = installed(snapshot.libraries_of(by_tasks))
         stats = spark.run(context, read, spec)
@@ -250,6 +252,7 @@ def clean_corpus(
     def compare(artifact: Artifact) -> Comparison:
         return clean.compare_documents(spec(artifact.url), artifact.url)
 
+    # `build` reads this, too, but is called only once the plan is returned.
     earlier = find_earlier(
         pipeline.record, corpus_identity, lambda identity: pipeline.find(context, identity, compare)
     )
@@ -439,6 +442,7 @@ def tokenized_shards(
     recipe = training.place(pipeline.settings.checkpoint)
     identity = identity.extend(libraries=tokenize.libraries_of(settings, form))
     evaluation_texts = []
+    # No replayed text may overlap with the text that forgetting is measured on.
     if pipeline.settings.clean_corpus.split.replayed:
         general_url, general_digest = _share_general_english(store)
         identity = identity.extend(inputs={"general_english": general_digest})

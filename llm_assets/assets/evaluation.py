@@ -230,6 +230,7 @@ class Measurement:
         Raises:
             DamagedArtifact: a file of the shards or the incumbent has changed.
         """
+        # The stage takes them from the record and not as an input, so nothing else verifies them.
         self.shards.verify()
         incumbent = None
         if self.incumbent:
@@ -278,6 +279,7 @@ def challenge_to_measure(
     state, candidate = models.state(), challenge.candidate.fingerprint
     version = state.find_model(candidate)
     judged_by = version.lineage.get("eval_metrics") if version else None
+    # The oldest one first, so that of those that fit the newest remains.
     for evaluation in state.evaluations_of(candidate):
         earlier = begin(evaluation)
         identity = identity_of(earlier)
@@ -417,6 +419,7 @@ def eval_metrics(
     which shows what was forgotten. `samples` shows how base and candidate continue the same texts.
     """
     settings = pipeline.settings
+    # The current ones: their text may be newer than that on which the checkpoint was trained.
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
     models, weights = registry.open(pipeline), quantized(settings)
     begin = partial(open_challenge, pipeline, models, checkpoint, base_model, weights)
@@ -439,6 +442,7 @@ def eval_metrics(
 
     def build(draft: Draft) -> None:
         measurement = measurement_of(challenge)
+        # The identity needs no mark of this draw: it follows from the candidate, which is an input.
         drawn = settings.measured.drawn_for(challenge.candidate.fingerprint)
         spec = replace(measurement, settings=drawn).spec(draft)
         draft.stats |= training.evaluate(context, spec)

@@ -31,6 +31,7 @@ def sparkline(values: Sequence[float]) -> str:
     finite = [value for value in means if math.isfinite(value)]
     if not finite:
         return ""
+    # A curve of equal values has no span to divide by.
     low, span = min(finite), (max(finite) - min(finite)) or 1.0
     return "".join(
         SPARKS[round((value - low) / span * (len(SPARKS) - 1))] if math.isfinite(value) else " "

@@ -202,6 +202,8 @@ def checkpoint(
         return training_cost(artifact.stats, pipeline.settings.automation.cost_per_hour)
 
     if config.without_forgotten is not None:
+        # This makes an artifact for each run that is repeated and enters the last one as current,
+        # so there is no single identity to plan.
         version = config.without_forgotten
         record, state = pipeline.record, models.state()
         artifact = train_once_more(record, state, version, train, context.log.info)
@@ -254,6 +256,7 @@ def checkpoint(
         draft.stats[CHOSEN] = choices
 
     def compare(artifact: Artifact) -> Comparison:
+        # Where nothing is compared, `PipelineResource.find` has the model trained again.
         if not settings.has_first_step:
             return
         folder = f"{run}-sample"
@@ -263,6 +266,8 @@ def checkpoint(
         stored, now = (read_metrics(url)[0] for url in (artifact.url, folder))
         files.remove(folder)
         for name in ("loss", "gradient_norm"):
+            # `find` asks whether both figures are equal, so one within the tolerance is given as
+            # the stored one.
             is_close = math.isclose(stored[name], now[name], rel_tol=TOLERANCE[settings.precision])
             yield f"{name} of the first step", stored[name], stored[name] if is_close else now[name]
 
@@ -283,6 +288,7 @@ def _need_held_out(pipeline: PipelineResource, shards: Artifact) -> None:
         ShardSet(shards.url, ShardStats.model_validate(shards.stats), "held_out")
     )
     divisible = sum(shards.stats["documents"][split] for split in SPLITS)
+    # Even if that checkpoint was deleted since: what a model has read stays in its split.
     is_trained = pipeline.record.recorded("checkpoint") is not None
     clusters = pc.count_distinct(held_out["cluster"]).as_py()
     if obstacle := held_out_obstacle(clusters, 0 if is_trained else divisible, pipeline.settings):
@@ -294,6 +300,7 @@ def _first_step(settings: RecipeSettings) -> RecipeSettings:
     budget = settings.budget.model_copy(update=dict.fromkeys(BUDGETS) | {"steps": 1})
     update = {
         "budget": budget,
+        # A warm-up that is longer than the run is refused, and this run has one step.
         "schedule": settings.schedule.model_copy(update={"warmup_steps": None}),
         "validation": settings.validation.model_copy(update={"rows": 1}),
     }
@@ -319,6 +326,7 @@ def continue_from_champion(
     steps_needed = math.ceil(rows / (unseen_share * settings.budget.global_batch_size))
     values = settings.model_dump()
     steps = longer * max(usual, min(steps_needed, MOST_TIMES * usual))
+    # The other units are emptied, since a budget has exactly one.
     values["budget"] |= dict.fromkeys(BUDGETS) | {"steps": steps}
     if isinstance(settings, WarmStartSettings):
         values["initialize"] = "champion"
@@ -359,6 +367,7 @@ def training_estimate(
     stats = ShardStats.model_validate(shards.stats)
     steps, is_most = total_steps(settings, stats), False
     if settings.starts_from == "champion" and settings.budget.epochs is not None:
+        # With all rows unseen, `total_steps` would leave out those that are seen again beside them.
         all_but_one = shards.stats["rows"]["train"] - 1
         steps, is_most = max(steps, total_steps(settings, stats, all_but_one)), True
     tokens = steps * settings.budget.global_batch_size * stats.sequence_length

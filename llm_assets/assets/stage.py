@@ -116,6 +116,8 @@ class Stage:
                 **(config_fields(section, self.name) if section else {}),
                 **(options.to_fields_dict() if options else {}),
             },
+            # As `deps` and not as inputs, since a stage finds in the record what is current;
+            # Dagster loads none of it.
             deps=[*(asset_key(settings, name) for name in inputs), *self.outside(settings)],
             code_version=self.code_version,
             io_manager_key=settings.resource_key(IO_MANAGER),
@@ -178,6 +180,7 @@ class Stage:
             return plan
 
         def build(draft: Draft) -> None:
+            # Not in a run that finds the artifact made: such a run reads no file of its inputs.
             for artifact in inputs.values():
                 artifact.verify()
             plan.build(draft)

@@ -66,6 +66,7 @@ def study(
     )
 
     def spec(output: str) -> clean.CleanSpec:
+        # These rows stay in the artifact, since `compare` cleans a sample of them again.
         derived = f"{output}/{DERIVED_FOLDER}"
         return specify(raw_corpus=derived, output=output, libraries=identity.libraries)
 

@@ -184,6 +184,7 @@ def model_version(
         version = models.enter(candidate_entry(candidate, eval_metrics, license), verdict)
         place = card.page_path(pipeline.settings.name, version.version)
         price = pipeline.settings.automation.cost_per_hour
+        # Read again, since the page tells of the version that was just entered.
         state = models.state()
         page = version_page(state, version, artifact, price)
         pipeline.store.write_bytes(place, page.encode())
@@ -204,6 +205,7 @@ def model_version(
     return BuildPlan(identity, build, finish=register)
 
 
+# The policy has a browser run and fetch nothing, whatever the text of documents and models says.
 _PAGE = """\
 <!doctype html>
 <html lang="en">

@@ -49,6 +49,8 @@ def _run_processes(settings: PipelineSettings) -> dg.SensorDefinition:
     )
     def run_processes(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance = context.instance
+        # Only those that have started: Dagster's run monitoring (dagster.yaml) fails what never
+        # starts.
         died = [run for run in Runs(instance, settings).started() if _has_ended(instance, run)]
         for run in died:
             # First the tags: Dagster may launch the run again as soon as it is reported as failed.
@@ -65,6 +67,8 @@ def _tag(instance: dg.DagsterInstance, settings: PipelineSettings, run: dg.Dagst
     events = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
     for event in events:
         instance.add_run_tags(run.run_id, {LAST_EVENT_TAG: str(event.timestamp)})
+    # Blackouts and the budget hold back neither the runs of people, which have no such tag, nor
+    # those of the endpoint's sensor.
     if run.tags.get(LAUNCHED_BY_TAG, ENDPOINT_SENSOR) == ENDPOINT_SENSOR:
         return
     runs, now = Runs(instance, settings), datetime.now(UTC)
@@ -77,6 +81,7 @@ def _has_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     """Whether a run's process is gone; False where it is on another machine or not known."""
     if has_died(run):
         return True
+    # Another launcher may start runs on another machine, where the number is another process's.
     if not isinstance(instance.run_launcher, dg.DefaultRunLauncher):
         return False
     events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
@@ -90,6 +95,7 @@ def _is_there(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return False
+    # By now the number may belong to another program, which says nothing about the run.
     return any(program in command for program in PROGRAMS)
 
 
@@ -110,6 +116,7 @@ def _jobs_left_behind(settings: PipelineSettings) -> dg.SensorDefinition:
             orphans = [job for job in jobs if _is_left(context.instance, runs, job)]
             ended, refused = end_jobs(orphans, context.log.warning)
             summary = f"Ended: {', '.join(job.job.name for job in ended)}" if ended else None
+            # The tick fails, since a job that could not be listed or ended may go on costing money.
             if faults := [*unknown, *refused]:
                 raise UserError("\n".join([*([summary] if summary else []), *faults]))
         return dg.SkipReason(summary)
@@ -125,6 +132,7 @@ def _is_left(instance: dg.DagsterInstance, runs: Runs, job: ActiveJob) -> bool:
     run = record.dagster_run
     if not run.is_finished and not has_died(run):
         return False
+    # A run whose process died has no end on record until `run_processes` has reported it.
     end_time = record.end_time or record.update_timestamp.timestamp()
     # Another run of the pipeline may continue the job, so none may be waiting or running.
     return datetime.now(UTC).timestamp() - end_time > ADOPTION_SECONDS and not runs.unfinished()

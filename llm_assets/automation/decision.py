@@ -75,6 +75,7 @@ class Surveys:
         """Bytes of files added or removed since the text of this name; None if they are unknown."""
         content = self._store.read_bytes(f"{self._folder}/{before}.npy") if before else None
         try:
+            # Where there is no record, numpy gets an empty one, which fails as a damaged one does.
             earlier = np.load(io.BytesIO(content or b""), allow_pickle=False)
         except (ValueError, EOFError):
             return None
@@ -248,6 +249,8 @@ def request_run(
     key = run_key(question, runs.launched_for(question.name), runs.settings.automation, now)
     if isinstance(key, Wait):
         return key
+    # Whoever launched it: its model may become the wanted version, against which the question is
+    # asked.
     if busy := runs.unfinished():
         return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
     # The budget first: reported after a blackout, it would be told again after each of them.

@@ -65,6 +65,8 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> lis
             tags=tags,
         ),
         dg.define_asset_job(
+            # Without the pipeline's tag, since no training is launched while a run that has it is
+            # under way (`Runs.unfinished`).
             settings.dagster_name(OBSERVATION),
             dg.AssetSelection.assets(*(spec.key for spec in source_specs(settings))),
             config=NOTHING_TO_SET,
@@ -115,6 +117,7 @@ def _rollback(settings: PipelineSettings) -> dg.JobDefinition:
                 lambda wanted: wanted == target,
             )
 
+    # The config gives the launchpad both keys to fill in; the registry refuses empty ones.
     return dg.GraphDefinition(
         settings.dagster_name(ROLLBACK),
         node_defs=[roll_back_version],
@@ -156,6 +159,7 @@ def build_schedules(settings: PipelineSettings) -> list[dg.ScheduleDefinition]:
     """
     automation, zone = settings.automation, settings.automation.time_zone
     on, off = dg.DefaultScheduleStatus.RUNNING, dg.DefaultScheduleStatus.STOPPED
+    # Only a source in BigQuery has such a column, and each look at it is a query that costs money.
     is_billed = any(
         getattr(source, "watermark_column", None) for source in settings.raw_corpus.sources
     )
@@ -198,6 +202,7 @@ def _retraining(settings: PipelineSettings) -> dg.ScheduleDefinition:
             return dg.SkipReason(reason)
         # As the sensor does, so that both train the same model of the same text.
         given = {"continue_from_champion": settings.automation.continue_from_champion}
+        # By its tag the run counts for the month's budget (`Runs.spent_hours`).
         return dg.RunRequest(run_config=training_config(settings, given), tags=runs.tags(SCHEDULE))
 
     return weekly_retraining

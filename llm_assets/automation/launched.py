@@ -71,6 +71,8 @@ class Runs:
     def unfinished(self) -> list[dg.DagsterRun]:
         """Those of this pipeline that wait or run, whoever launched them."""
         runs = self.instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
+        # A run that was killed counts as running until `run_processes` looks; until then it holds
+        # up no other run.
         return [run for run in runs if self.is_ours(run) and not has_died(run)]
 
     def started(self) -> list[dg.DagsterRun]:
@@ -150,6 +152,7 @@ def is_within(window: str, local: datetime) -> bool:
     """
     match = WINDOW.fullmatch(window)
     assert match is not None, "the settings hold valid windows"
+    # Compared as text: the hours have two digits, and `24:00` comes after every time of day.
     start, end, time = match["start"], match["end"], f"{local:%H:%M}"
     if start <= end:
         is_inside = start <= time < end
@@ -160,6 +163,7 @@ def is_within(window: str, local: datetime) -> bool:
     if not is_inside or match["first"] is None:
         return is_inside
     first, last = (DAYS.index(day) for day in (match["first"], match["last"] or match["first"]))
+    # Days are counted from the first one, so that `fri-mon` passes the end of the week.
     return (local.weekday() - first) % 7 <= (last - first) % 7
 
 

@@ -188,6 +188,8 @@ def tell_once(
         others = {of: one for of, one in _read_topics(content).items() if of != topic}
         return json.dumps(others if now is None else others | {topic: now}).encode()
 
+    # Noted only once it is sent: if this process is killed in between, it is told twice, which is
+    # better than never.
     store.update(path, remember)
 
 

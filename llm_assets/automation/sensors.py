@@ -249,6 +249,7 @@ def _known_texts(pipeline: PipelineResource, state: RegistryState) -> dict[int, 
     return texts
 
 
+# Dagster ends a tick after 60 s, within which the cache has to be asked if the Hub is silent.
 HUB_SECONDS = 10.0
 BASE = "base_model"
 
@@ -273,6 +274,7 @@ def _watch_files(settings: PipelineSettings, cursor: str | None) -> Watched:
     files = [(path.name, path.stat()) for path in source_files(settings.base_model)]
     state = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     watched = Watched.at(now, hashlib.sha256(repr(state).encode()).hexdigest(), cursor)
+    # Computed once for each state, since it takes reading every byte of the weights.
     if watched.identity or now - watched.since < settings.automation.quiet_minutes * 60:
         return watched
     return watched.model_copy(update={"identity": hash_json(identify(settings.base_model))})
@@ -373,6 +375,7 @@ def _decide_on_endpoint(
     is_gone = is_local and folder.running is None
     stopped = layout.stopped(settings.name)
     is_stopped = folder.stopped_path.exists() if is_local else pipeline.store.has_file(stopped)
+    # The mark is made before the endpoint ends, so on this machine its process has to be gone, too.
     if is_stopped and (is_gone or not is_local):
         # Whoever stopped it may have done so because of the wanted version.
         return Wait("The endpoint was stopped, and stays so until `endpoint` is materialized.")
@@ -383,6 +386,7 @@ def _decide_on_endpoint(
         crash = good.stat().st_mtime_ns if good.exists() else "never"
     if wanted == champion and crash is None:
         return Wait(f"Version {wanted.version} is wanted and serving.")
+    # Without a crash, each move of an alias asks another question, which has retries of its own.
     question = TextQuestion(f"serve-{crash or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
     # What is decided already is served at once: blackouts and the budget are for training runs.
@@ -433,6 +437,8 @@ def _look_at_quality(
         tell_once(settings, pipeline.store, topic, alarm, context.log.warning, counted_as)
         if alarm:
             alarms.append(alarm)
+    # A look that could not count leaves the cursor, so that the next look counts those requests,
+    # too.
     cursor = next_cursor.model_dump_json() if next_cursor else context.cursor
     if not alarms:
         return tick_result(Wait(f"Version {champion.version} serves well."), cursor)

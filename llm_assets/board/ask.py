@@ -93,6 +93,8 @@ def routes(board: Board) -> list[BaseRoute]:
             client = httpx.AsyncClient(**status.client_options(), timeout=SECONDS)
         except UserError as error:
             return unavailable(str(error)).response()
+        # Of the browser's headers only this one goes on; the endpoint's token, which a browser
+        # never has, comes from `client_options`.
         client.headers["Content-Type"] = request.headers.get("content-type", "")
         try:
             path = f"/v1/{request.path_params['path']}"
@@ -151,6 +153,7 @@ def _asked_versions(
     """Base, champion, newest candidate, selected version and those that serve, in their order."""
     bases = [entry.version for entry in state.versions if entry.is_base]
     candidates = [entry.version for entry in state.versions if not entry.is_base]
+    # A version that is several of these at once has the label that is entered last.
     labels = {} if selected is None else {selected: "selected"}
     labels |= dict.fromkeys(candidates[-1:], "the newest candidate")
     labels |= dict.fromkeys(bases[-1:], "the base model")
@@ -222,6 +225,7 @@ async def _passed_on(client: httpx.AsyncClient, answer: httpx.Response) -> Async
         async for piece in answer.aiter_raw():
             yield piece
     except httpx.HTTPError:
+        # The status has been sent, so the fault can only follow as another event of the stream.
         error = {"message": "The endpoint stopped in the middle of its answer."}
         yield f"data: {json.dumps({'error': error})}\n\n".encode()
     finally:

@@ -181,6 +181,7 @@ def routes(board: Board) -> list[Route]:
             if works and works[-1].code is None:
                 raise UserError("Another decision is under way: wait until it is done.")
             work = CommandCall(works[-1].number + 1 if works else 1, decision, is_meant)
+            # In place, since the other functions here look at the same list.
             works[:] = [*works[1 - MOST_WORKS :], work]
             Thread(target=work.run, args=(board.command,), daemon=True).start()
         return RedirectResponse(f"/decide/work/{work.number}", 303)
@@ -203,6 +204,8 @@ def routes(board: Board) -> list[Route]:
     def confirm(request: Request, fields: Fields) -> Response:
         decision = DecisionForm.read(fields)
         if decision.action == "forget":
+            # Finding what would be forgotten takes long, so the command lists it in a process of
+            # its own.
             return begin(decision, is_meant=False)
         if decision.action == "approve":
             read_list(board.store, board.settings.name).refuse_withdrawn(int(decision.version))
@@ -227,6 +230,8 @@ def routes(board: Board) -> list[Route]:
             decision = DecisionForm.read(fields)
             if not decision.shown:
                 raise UserError("Look first at what the decision would change.")
+            # Tried again, since the form may be old; by the generation, the command refuses what
+            # changes later.
             decision.try_on(board.registry.state())
             return begin(decision, is_meant=True)
         # What was looked at is what is done, whatever else the form says.

@@ -97,6 +97,7 @@ class OnDemandEngines:
             async with self._lock:
                 if number not in self._running:
                     await self._make_room_and_start(version)
+        # Nothing was waited for since it was found there, so no other task can have ended it.
         self._running[number].asked_at = monotonic()
         return self._running[number]
 
@@ -142,6 +143,7 @@ class OnDemandEngines:
         return RunningEngine(route, build_app(dispatcher, folder), monotonic())
 
     async def _end_when_idle(self, version: int, engine: RunningEngine) -> None:
+        # To make room it may be ended elsewhere, and the version may have another engine by then.
         while self._running.get(version) is engine:
             await asyncio.sleep(LOOK_SECONDS)
             if engine.route.in_flight:
@@ -150,6 +152,7 @@ class OnDemandEngines:
                 await self._end(version)
 
     async def _end(self, version: int) -> None:
+        # Taken out before the wait, so that no request gets an engine that is about to end.
         await self._running.pop(version).route.engine.stop()
 
 

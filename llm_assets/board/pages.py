@@ -102,6 +102,8 @@ class Board:
             with self._lock:
                 self._remembered.pop(key, None)
                 self._remembered[key] = entry
+                # A dictionary keeps the order in which keys were entered, so the first key is the
+                # oldest.
                 while len(self._remembered) > MOST_REMEMBERED:
                     del self._remembered[next(iter(self._remembered))]
         value: T = entry[1]
@@ -109,6 +111,7 @@ class Board:
 
     def knows(self, request: Request) -> bool:
         """Whether a request comes from somebody who presented the key."""
+        # As bytes: `compare_digest` refuses text with characters beyond ASCII.
         cookie = request.cookies.get(self.cookie, "").encode()
         bearer = request.headers.get("authorization", "").encode()
         # In constant time, so that the time of an answer tells nothing about the key.
@@ -167,11 +170,13 @@ def posted(path: str, work: Callable[[Request, Fields], Response]) -> Route:
     """What takes a form at an address; its work may take long."""
 
     async def handle(request: Request) -> Response:
+        # Read here, since Starlette's own `form` needs another package, python-multipart.
         content = bytearray()
         async for piece in request.stream():
             content += piece
             if len(content) > MOST_BYTES:
                 raise HTTPException(413, f"The form is larger than {MOST_BYTES:,} bytes")
+        # Browsers escape all but ASCII in a form, and end each line of a field with CR and LF.
         sent = parse_qs(content.decode("ascii", "replace"), keep_blank_values=True)
         fields = {name: values[0].replace("\r\n", "\n") for name, values in sent.items()}
         return await run_in_threadpool(work, request, fields)
@@ -181,6 +186,7 @@ def posted(path: str, work: Callable[[Request, Fields], Response]) -> Route:
 
 def as_number(text: str) -> int | None:
     """Up to nine digits as a number; None of any other text."""
+    # `isdecimal` alone accepts the digits of every script.
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
@@ -213,6 +219,7 @@ class Doorkeeper:
         self._app, self._board = app, board
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Such as the start and the end of the server, which ASGI announces to the application.
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -270,5 +277,6 @@ def sign_in(board: Board) -> list[Route]:
 
 def _own(path: str | None) -> str:
     """Where to go on: a page of this board, whatever the address says."""
+    # Browsers take `//host` and `/\host` for another host, and drop tabs and line breaks in them.
     is_own = path and path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
     return path if path and is_own else "/"

@@ -88,6 +88,8 @@ def routes(board: Board) -> list[Route]:
             raise HTTPException(400, fault)
         forgotten = read_list(board.store, board.settings.name)
         champion = board.registry.state().find("champion")
+        # The number of a row that was forgotten may be another row's by now, which is not to be
+        # hidden.
         hidden = frozenset(document.id for document in forgotten.active if not document.numbered)
         dropped = (
             board.remember(find_dropped, [clean, cleaned], hidden, MOST_COPIES) if clean else None
@@ -184,6 +186,7 @@ def search(clean: Artifact, words: str) -> list[SearchHit]:
         row
         for batch in scanner.to_batches()
         for row in batch.to_pylist()
+        # In a longer search, the expression has found only the beginning.
         if len(terms) <= MOST_WORDS or whole in " ".join(row["text"].split()).casefold()
     )
     hits = []

@@ -31,6 +31,8 @@ class Session:
     path: Path
     """The pipeline file."""
 
+    # A frozen dataclass permits this: the value goes into the instance's `__dict__` without an
+    # assignment to an attribute.
     @cached_property
     def record(self) -> Pipeline:
         """Which artifact of each asset is current."""

@@ -1,13 +1,18 @@
 """Judges a candidate against the incumbent on paired per-document scores.
 
-It may replace the incumbent when every figure is finite and was measured in this one evaluation, it
-is better than chance, its recipe's metric on held-out text, or its answers to the exam where the
-settings say so, are better than the incumbent's (the bound of the paired difference that speaks
-against it, at the level of this look) and better by the smallest effect as measured, what it lost
-of general English against the base model is within the tolerance (upper bound at 2.5%) where its
-recipe writes text, and no score is under its floor. Where weights serve quantized, it has to be
-better on held-out text in that form, against the incumbent in the same. First comes whether the
-figures can be judged at all.
+First comes whether the figures can be judged at all: all of them are finite and were measured in
+this one evaluation. The candidate may then replace the incumbent if
+
+- it is better than chance;
+- its recipe's metric on held-out text, or its answers to the exam where the settings say so, are
+  better than the incumbent's: by the bound of the paired difference that speaks against it, at the
+  level of this look, and as measured by at least the smallest effect;
+- what it lost of general English against the base model is within the tolerance (upper bound at
+  2.5%), where its recipe writes text;
+- no score is under its floor.
+
+Where weights serve quantized, it has to be better on held-out text in that form, against the
+incumbent in the same.
 """
 
 import math
@@ -314,6 +319,7 @@ def compare(
     sign = -1 if metric.higher_is_better else 1
     losses = sign * (by_role["candidate"] - by_role[reference])
     bounds = estimate(losses, read_column(rows, "size"), clusters, level, allowed)
+    # The sign also swaps which of the bounds is the lower one.
     low, high = sorted((sign * bounds.low, sign * bounds.high))
     bounded = math.isfinite(bounds.high)
     return Comparison(
@@ -415,6 +421,8 @@ def _judge_general(comparisons: list[Comparison], settings: GateSettings) -> lis
         )
         for comparison in comparisons
         if comparison.task == GENERAL_TASK
+        # A loss is a gain below zero; without a bound, nothing shows that it is within the
+        # tolerance.
         and (comparison.surest_gain is None or -comparison.surest_gain > settings.general_tolerance)
     ]
 

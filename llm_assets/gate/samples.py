@@ -120,9 +120,9 @@ def judge_samples(
 def _read(path: Path, filter_name: str | None) -> list[tuple[str, dict[str, Any]]]:
     """Place and content of each line, by one filter."""
     try:
-        # Editors of Windows begin a file with a mark.
-        # Not `splitlines`: it also ends lines at signs that JSON may have within a text, such as
-        # U+2028.
+        # `utf-8-sig`, since editors on Windows begin a file with a byte order mark. Not
+        # `splitlines`, which also ends lines at characters that JSON may have within a text, such
+        # as U+2028.
         lines = path.read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8: {error}. {_WANTED}") from error

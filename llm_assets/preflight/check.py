@@ -258,6 +258,7 @@ def bytes_written(settings: PipelineSettings, base: Base, text_bytes: float, ste
     # One is written while all that are kept are still there.
     states = saving.keep + 1
     if steps:
+        # 8 is `recipes.device.Device.saves_every_steps`, whose module would import torch here.
         states = min(states, -(-steps // (saving.every_steps or 8)))
     export = MASTER_BYTES if settings.checkpoint.export.dtype == "float32" else 2
     model = base.parameters * max(states * STATE_BYTES, STATE_BYTES + 2 * export + SERVED_BYTES)

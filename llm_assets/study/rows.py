@@ -321,6 +321,8 @@ class Generator:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with (
             httpx.Client(headers=headers, timeout=settings.timeout_seconds) as client,
+            # Ended before the client, in the reverse order, so that no worker asks by a closed
+            # client.
             ThreadPoolExecutor(settings.requests_at_once) as workers,
         ):
             used = in_a_row = 0
@@ -330,6 +332,8 @@ class Generator:
                     return
                 # In batches, since what they cost is known only once they are answered.
                 batch = questions[start : start + settings.requests_at_once]
+                # They come in the order of the questions, so which one is answered first decides no
+                # row.
                 answers = workers.map(lambda question: self._ask(client, question), batch)
                 for question, answer in zip(batch, answers, strict=True):
                     if isinstance(answer, str):
@@ -400,6 +404,7 @@ class Generator:
                 if response.status_code in REFUSALS:
                     raise QuestionRefused(fault)
                 retry_after = response.headers.get("Retry-After", "")
+                # The header may also be a date (RFC 9110), which is not followed.
                 asked_to_wait = float(retry_after) if retry_after.isdecimal() else 0.0
                 # Any other status, such as one of a wrong key, would be the same at the next
                 # attempt.
@@ -530,6 +535,7 @@ def write_rows(
             derivations.append({name: getattr(row, name) for name in DERIVATION_SCHEMA.names})
             yield Document(row.id, row.text, SOURCE)
 
+    # `counts` and `derivations` are filled while these rows are written, and are whole after that.
     rows = kept()
     for number in count():
         next_rows = list(islice(rows, ROWS_PER_PART))
@@ -548,6 +554,7 @@ def write_rows(
     return {
         "documents_studied": studied,
         "rows": dict(counts),
+        # Without the reasons that were counted with 0, as contradictions are where there are none.
         "left_out": dict(+left_out),
         "tokens": tokens,
         "dollars": tokens * price / 1e6,

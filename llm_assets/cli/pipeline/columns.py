@@ -109,6 +109,7 @@ def _rows(content: Content) -> Iterator[Any]:
             csv.field_size_limit(content.maximum_bytes)
             head = stream.read(HEAD_BYTES)
             if encoding := wide_encoding_of(head):
+                # An incremental decoder leaves out half of a character at the end of the head.
                 text = codecs.getincrementaldecoder(encoding)().decode(head)
             else:
                 # The head may end in the middle of a character, so only whole lines are decoded.
@@ -164,6 +165,7 @@ def text_columns(records: list[dict[str, Any]]) -> Columns | None:
 
 def _first(keys: list[str], names: tuple[str, ...]) -> str | None:
     """The key with the first of these names that any key has."""
+    # In reverse, so that of several keys that end in the same name the first one counts.
     by_name = {_last(key): key for key in reversed(keys)}
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -177,6 +179,7 @@ def _keys(record: dict[str, Any]) -> Iterator[str]:
     for key, value in record.items():
         if isinstance(value, dict):
             yield from (f"{key}.{inner}" for inner in _keys(value))
+        # A template gives these characters a meaning, so it cannot name a column that has one.
         elif key and not set("{}[]!:") & set(key):
             yield key
 

@@ -120,6 +120,7 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
     if path.name in OTHER_FILES:
         raise UserError(f"{path} is a file of another kind. Choose another path with --output.")
+    # `exists` denies a link that leads nowhere, at which writing would fail after the whole look.
     if path.exists() or path.is_symlink():
         raise UserError(THERE.format(path=path))
     if not path.parent.is_dir():
@@ -170,6 +171,7 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
     gate = PipelineSettings.model_fields["model_version"].default.gate
     share = held_out_share(documents, gate)
     most_steps = TRAINING_SECONDS * tokens_per_second() / TOKENS_PER_STEP
+    # Replayed rows take their share of every step, so a pass over the folder's own text takes more.
     pass_steps = text.tokens / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
     steps = max(LEAST_STEPS, round(min(most_steps, pass_steps)))
     length = 512 if text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
@@ -177,6 +179,8 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
     # If every document is too short, these count: they are used once the minimum length is lowered.
     usable = max(1.0, text.documents or text.short)
     validation = min(MOST_VALIDATION, max(0.05, WANTED_VALIDATION / usable))
+    # Where no share is enough for the gate, the default one is written, and `init` tells the
+    # obstacle.
     split = {"validation": round(validation, 2), "held_out": share or 0.05}
     return {
         "clean_corpus": {"split": {**split, "sources": {REPLAYED["name"]: "replay"}}},
@@ -232,6 +236,7 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     """Minutes and gigabytes of a first run."""
     steps = settings.checkpoint.budget.steps or 0
     seconds = steps * TOKENS_PER_STEP / tokens_per_second()
+    # The model that `init` names, stored in float32.
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
     run_seconds = seconds + OTHER_SECONDS

@@ -117,6 +117,8 @@ class Progress:
     def _fail(self, step: str, event: Any) -> None:
         data = event.step_failure_data
         if was_interrupted(data):
+            # Without a line for each step: whoever started the run says once that it was
+            # interrupted.
             self.interrupted = True
             return
         self._print(f"[red]✗[/] {step:<17} {escape(shown(failure_reason(data)))}")
@@ -165,6 +167,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         console.print(f"[bold]{settings.name}[/]  {description}", highlight=False)
         if not verbose:
             console.print(f"log: {log_path}\n", style="dim", highlight=False)
+        # Imported within this block, so that what the graph prints while it loads goes to the log.
         from llm_assets.definitions import defs
 
         graph = defs()
@@ -293,6 +296,7 @@ def _execute(
             )
         except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
             return None
+    # A step that is interrupted may also be a failure in a result that Dagster returns.
     return None if progress.interrupted else result
 
 
@@ -322,6 +326,7 @@ def _terminal(verbose: bool = False) -> Iterator[tuple[TextIO, Path]]:
     sys.stdout.flush()
     sys.stderr.flush()
     descriptors = os.dup(1), os.dup(2)
+    # The terminal gets a descriptor of its own, since 1 becomes that of the log.
     with log_path.open("w") as log, os.fdopen(os.dup(1), "w") as terminal:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

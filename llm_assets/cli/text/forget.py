@@ -101,6 +101,7 @@ def forget(
     report("No corpus built from now on contains them. Remove them from your sources as well.")
     texts = [entry.text_hash for entry in entries if entry.text_hash]
     _retrain(session, texts, decision, report)
+    # Asked again: something that reads what is erased below may have begun during the training.
     _refuse_while_making(session)
     # After the training without them, which reads the shards that are rewritten here.
     erase(record, session.registry.state(), read_list(record.store, pipeline), report)
@@ -150,6 +151,7 @@ def undo(
     # A snapshot that lost their text would be found in the store, and they would not come back.
     raw = record.find_current("raw_corpus")
     if raw and REWRITTEN in raw.manifest.provenance:
+        # First of all: `llm-assets explain` reads the manifest that this keeps.
         retire(record.store, raw.manifest, "`forget --undo`")
         record.store.set_aside(f"raw_corpus/{raw.fingerprint}")
         report(f"raw_corpus {raw.fingerprint}, which lost text, will be rebuilt by the next run.")
@@ -197,6 +199,7 @@ def verify(
         ]
     for holds, text in findings:
         report(f"{'ok      ' if holds else 'UNKNOWN ' if holds is None else 'PROBLEM '} {text}")
+    # None is what cannot be told by now; a check fails only by what is shown to be wrong.
     return all(holds is not False for holds, _ in findings)
 
 
@@ -232,6 +235,8 @@ def _retrain(
         report(f"Version {wanted.version} is trained again without them.")
         config = training_config(session.settings, {"without_forgotten": wanted.version})
         materialize_assets(session.settings, ["checkpoint"], config)
+    # Only after the training: a call that was killed before this finds the version still wanted,
+    # and continues that training when it is repeated.
     _withdraw(session, affected, decision, report)
     state = session.registry.state()
     if replayed or _is_made_and_not_judged(session):
@@ -264,6 +269,7 @@ def _withdraw(
     for entry in new:
         reason = f"withdrawn, it was trained on forgotten text: {decision.reason}"
         session.registry.reject(entry.version, decision.by, reason)
+    # Also those that are rejected already: an earlier call may have been killed before this.
     withdrawals = [
         WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions
     ]

@@ -75,6 +75,7 @@ def find_documents(session: Session, identifiers: Sequence[str], source: str | N
         clean = session.record.current("clean_corpus")
         ids += _ids_of(session, clean, pc.field("source") == source)
         active = read_list(session.record.store, session.settings.name).active
+        # An entry without a text has the source of its survivor, or none, but never its own.
         ids += [entry.id for entry in active if entry.source == source and entry.text_hash]
         if not ids:
             raise UserError(f"There is no document from the source {source!r}, now or before.")
@@ -204,6 +205,7 @@ def _look_up(
     unknown = {name for name, texts in documents.items() if not texts}
     for row in _find_dropped(session, clean, unknown):
         unknown.discard(row["id"])
+        # Cleaning may leave nothing of a text, and then there is no hash to know it by.
         if row["text"]:
             row |= {"split": DROPPED, "text_hash": text_hash(fold(row["text"]))}
             documents[row["id"]].append(row)
@@ -305,6 +307,7 @@ def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
         for entry in plan.entries
         if entry.text_hash
     ]
+    # One for each entry with a text, in the order of the entries: the loop takes them one by one.
     exposed = iter(exposures(runs, texts))
     for entry in plan.entries:
         if entry.text_hash is None and entry.survivor is None:
