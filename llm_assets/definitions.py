@@ -97,6 +97,7 @@ def build_definitions(settings: PipelineSettings, path: str) -> dg.Definitions:
     Raises:
         UserError: a section of `stages` is wrong, or of no stage.
     """
+    # A module that imported the stage of another one would give that stage a second time.
     stages = [
         stage
         for module in STAGES

@@ -74,6 +74,7 @@ class GraphCollector(Collector):
             except Exception as error:  # A scrape tells of a fault instead of failing by it.
                 self._report(f"{name}: {reason_of(error) or repr(error)}")
                 metrics = []
+            # A part that can be read has at least one metric, whatever it holds.
             readable[name] = bool(metrics)
             yield from metrics
         yield _family(

@@ -20,6 +20,7 @@ _NTH = rf"(?:l[0-7]|(?:{_WEEKDAY})#[1-5])"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
+# `(?!)` matches nothing, so without an argument there is no other item and no other text.
 def _cron_field(value: str, item: str = "(?!)", whole: str = "(?!)") -> re.Pattern[str]:
     """Lists of values, ranges and steps; also of another item, or another text as a whole."""
     part = rf"(?:(?:\*|(?:{value})(?:-(?:{value}))?)(?:/\d*[1-9]\d*)?|{item})"

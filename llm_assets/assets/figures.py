@@ -67,6 +67,8 @@ class Picture:
     def markdown(self, cache: str | None = None) -> dg.MarkdownMetadataValue:
         """The picture, from the cache if it was drawn before: a run without changes shows all of
         them again, and matplotlib takes a second to import and draw."""
+        # The source of this module is part of the key (`cache_key`), so a change of how pictures
+        # are drawn draws them again.
         arguments = [self.draw.func.__name__, repr(self.draw.args), repr(self.draw.keywords)]
         key = cache_key("picture", __name__, ["matplotlib"], drawn=arguments)
         encoded = base64.b64encode(cached(cache, key, self._as_png)).decode()

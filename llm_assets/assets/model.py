@@ -231,6 +231,8 @@ def checkpoint(
             title=f"{pipeline.settings.name}-{identity.fingerprint[:TITLE_CHARACTERS]}",
             shards_folder=shards.url,
             shards=ShardStats.model_validate(shards.stats),
+            # What the run starts from, which is the base model only if it does not continue from a
+            # version.
             base_model_folder=start.path,
             run_folder=run_folder,
             export_folder=f"{output}/{MODEL_FOLDER}",

@@ -95,6 +95,8 @@ class Stage:
 
     def section(self, settings: PipelineSettings) -> Settings | None:
         """Its settings; None where it takes none."""
+        # Also for a stage that takes no `settings`, such as `eval_metrics`: its section decides the
+        # artifact.
         if self.name in type(settings).model_fields:
             section: Settings | None = getattr(settings, self.name)
             return section

@@ -111,7 +111,7 @@ class Runs:
         spent = self.spent_hours(now)
         if spent < settings.hours:
             return None
-        # Of two limits the one that is reached.
+        # `hours` is the smaller of the two limits, and the message names the one it came from.
         limit = (
             f"{settings.hours:g} hours"
             if settings.hours == settings.monthly_hours

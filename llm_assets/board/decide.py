@@ -52,6 +52,7 @@ class CommandCall:
         """The last of what it printed."""
         size = os.fstat(self.log.fileno()).st_size
         start = max(0, size - MOST_BYTES)
+        # The command shares this file's position and writes there, so reading must not move it.
         return os.pread(self.log.fileno(), MOST_BYTES, start).decode(errors="replace")
 
     @property

@@ -159,6 +159,7 @@ class OnDemandEngines:
 def _check_memory(desired: Desired) -> None:
     weights = sum(path.stat().st_size for path in desired.model_folder.glob("*.safetensors"))
     needed = MEMORY_FACTOR * weights + OTHER_BYTES
+    # In a container, the machine's free memory says nothing of the limit that holds there.
     free = min(psutil.virtual_memory().available, memory_limit())
     if needed > free:
         raise UserError(

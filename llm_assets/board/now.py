@@ -117,6 +117,7 @@ def find_learned(board: Board, state: RegistryState, version: ModelVersion) -> K
     previous = _version_before(state, version)
     number = None if previous is None or previous.is_base else previous.version
     past = find_behind(board.store, previous, "clean_corpus") if previous else None
+    # The exam is named so that the result is made again once forgetting has rewritten it.
     return board.remember(_learned, [evaluation, find_exam(evaluation), past], number)
 
 
@@ -164,6 +165,7 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
     past = find_behind(board.store, previous, "clean_corpus")
     runs, older = (runs_behind(board.store, state, entry) for entry in (version, previous))
 
+    # The numbers of the versions are only part of the key by which `remember` keeps the result.
     def find(clean: Artifact, *_: int) -> NewText:
         columns, is_train = ["id", "source", "split", "text_hash"], pc.field("split") == "train"
         parts = open_parts([clean.url], columns)

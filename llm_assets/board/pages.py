@@ -70,6 +70,7 @@ class Board:
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     """What the cookie holds of a browser that signed in with the key."""
     _remembered: dict[Hashable, tuple[list[Any], Any]] = field(default_factory=dict)
+    # Pages are plain functions, which Starlette calls in threads, several at a time.
     _lock: Lock = field(default_factory=Lock)
 
     @property
@@ -229,6 +230,7 @@ class Doorkeeper:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
+                    # An answer may have one of its own, as a version's own page has its policy.
                     headers.setdefault(name, value)
             await send(message)
 

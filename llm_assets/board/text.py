@@ -80,6 +80,7 @@ def routes(board: Board) -> list[Route]:
         # The text that the corpus was made from, whatever has been read since.
         made_of = clean.manifest.inputs.get("raw_corpus", "") if clean else ""
         cleaned = board.store.find_named("raw_corpus", made_of)
+        # Without the current one, which comes first.
         past = board.record.known("raw_corpus")[1:]
         words = request.query_params.get("search", "").strip()
         if len(words) > MOST_SEARCHED:

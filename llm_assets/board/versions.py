@@ -130,6 +130,7 @@ def describe_version(board: Board, state: RegistryState, version: ModelVersion) 
     comparisons = verdicts[-1].comparisons if verdicts else []
     if reference:
         outcome += f"; the gate compared it with version {reference.version}"
+    # The first one decided: against the incumbent or, where there was none, against the base model.
     ranked = sorted(
         comparisons,
         key=lambda comparison: (comparison.reference != "incumbent", comparison.task == "general"),
@@ -179,6 +180,8 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
         (answers[0][name], pair) for name, pair in sorted(answers[1].items()) if name in answers[0]
     ]
     same_questions = [
+        # Each version's answers were read as both sides of a pair; the first version's become the
+        # earlier.
         replace(pair, before=before.after, said_before=before.said_after)
         for before, pair in pairs
         if all(before.question[part] == pair.question[part] for part in ASKED)

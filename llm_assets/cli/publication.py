@@ -87,6 +87,7 @@ def _told(session: Session, version: ModelVersion) -> dict[str, str]:
     manifests = {
         asset: store.load(asset, fingerprint).manifest
         for asset, fingerprint in version.lineage.items()
+        # Cleaning may have removed what an older version was made from; the card then says less.
         if store.exists(asset, fingerprint)
     }
     settings = {asset: manifests[asset].settings for asset in TOLD if asset in manifests}

@@ -85,6 +85,7 @@ def find_needs(settings: PipelineSettings) -> Base:
     # As it was prepared here or, before that, as its source has it.
     artifact = find_whole(settings, "base_model")
     if artifact and (config := Path(artifact.url) / "config.json").exists():
+        # It is in the store already, so the run writes no bytes of it.
         base = Base(0, artifact.stats["parameters"], json.loads(config.read_bytes()))
     else:
         base = describe_base(settings.base_model)

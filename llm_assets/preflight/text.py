@@ -127,6 +127,7 @@ def look_at(
         if place != "replay":
             text.in_sources += result.documents + result.copies + result.short
         for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:
+            # These are numbers, counters and lists, all of which add up by `+`.
             setattr(text, name, getattr(text, name) + getattr(result, name))
         text.share = min(text.share, result.share)
         text.unread.merge(listing.unread)

@@ -219,6 +219,7 @@ def name_subjects(facts: Sequence[PlacedFact]) -> None:
             for fact in facts
             if len(fact.headings) > 1 and fact.headings[-1].casefold() in parts
         ]
+        # Each round shortens the headings of some facts, and none below one, so this is reached.
         if not climbing:
             return
         for fact in climbing:

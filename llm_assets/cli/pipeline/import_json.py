@@ -36,6 +36,7 @@ class Machine(Settings):
 
     def for_cloud(self) -> dict[str, Any]:
         """As Vertex AI names it: `NVIDIA_TESLA_A100`."""
+        # The JSON names a kind of GPU even where it asks for none.
         kind = self.gpu_type.upper().replace("-", "_") if self.gpu_count else None
         return {
             "machine_type": self.machine_type,

@@ -200,6 +200,8 @@ def _other_port() -> int | None:
     project."""
     for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
         with suppress(UserError):
+            # Closed at once: this only proposes a port, and a run asks for it again before it
+            # begins.
             listen("127.0.0.1", port).close()
             return port if port != DEFAULT_PORT else None
     return None

@@ -88,6 +88,7 @@ class Progress:
         step = (entry.step_key or "").removeprefix(self._beginning)
         asset = step if step in self._assets else None
         event = entry.dagster_event
+        # An entry without an event is a line that the step has logged.
         if event is None:
             if asset and entry.user_message:
                 self._show(asset, entry.user_message)
@@ -98,6 +99,8 @@ class Progress:
             metadata = event.materialization.metadata
             summary, made_now = metadata.get("summary"), metadata.get("made_now")
             said = str(summary.value) if summary else ""
+            # A stage that plans nothing need not say whether it made something, and counts as made
+            # then.
             self._results[asset] = said, not made_now or bool(made_now.value)
         elif event.event_type == dg.DagsterEventType.STEP_SUCCESS and asset:
             self._finish(asset)

@@ -94,6 +94,7 @@ def forget(
     # Before everything else: even if this is killed, nothing new is built with the texts.
     add_to_list(record.store, pipeline, entries)
     ids = {entry.id for entry in entries}
+    # Entries that the list had already were left as they were, and this decision is for them, too.
     if similar:
         change_documents(
             record.store, pipeline, lambda document: document.id in ids, similar=similar
@@ -106,6 +107,7 @@ def forget(
     # After the training without them, which reads the shards that are rewritten here.
     erase(record, session.registry.state(), read_list(record.store, pipeline), report)
     state = session.registry.state()
+    # As the list has them, which left entries from before as they were.
     entries = [entry for entry in read_list(record.store, pipeline).active if entry.id in ids]
     search, holders = search_again(record, state, entries, True, report)
     if holders.num_rows:
@@ -184,6 +186,7 @@ def verify(
     lines += [f"search method: {stated.search.method}"] if stated.search else []
     for line in lines:
         report(f"         {line}")
+    # Opened only now, since a signature can be checked where there is no pipeline file.
     session = opened()
     record = session.record
     if not is_here(record, stated):
