@@ -173,6 +173,6 @@ def defs() -> dg.Definitions:
         make_history_private()
         path = config_path()
         own = build_definitions(load_settings(path), str(path))
-    # Not in `build_definitions`: Dagster refuses to merge two executors, and a team may have its
+    # `build_definitions` gives no executor: Dagster refuses to merge two, and a team may have its
     # own.
     return dg.Definitions.merge(own, dg.Definitions(executor=EXECUTOR))

@@ -380,8 +380,8 @@ def run_trial(
         if trial_pipeline.settings.leaves_out(made_by.name) or not is_asked:
             continue
         context.log.info(f"{made_by.name} of the trial {trial.name}")
-        # Without options: the changes are in the trial's settings, and the run's config is that of
-        # `experiments`.
+        # It gets no options: the changes are in the trial's settings, and the run's config is that
+        # of `experiments`.
         made_by.materialize({**resources, "context": context, "pipeline": trial_pipeline}, {})
         # `PipelineResource.make` adds it to the output of the step.
         if (context.get_output_metadata("result") or {})["made_now"]:

@@ -48,7 +48,7 @@ _OWN = (
     "WHERE (ours.value IS NULL OR ours.value = ?)"
 )
 """Runs of a pipeline, or without a pipeline's tag, with the process that each was started in."""
-# With a `?` for each of RUNNING.
+# The list at the end has a `?` for each of RUNNING.
 RUNS_ASKED = (
     f"SELECT runs.run_id, status, process.value {_OWN} AND status IN (?, ?, ?) "
     "ORDER BY runs.id DESC"
@@ -162,7 +162,7 @@ def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     database, yesterday = folder / base / RUNS_DATABASE, datetime.now(UTC) - timedelta(days=1)
     values = (PIPELINE_TAG, PROCESS_TAG, settings.name)
     runs = _ask(database, RUNS_ASKED, [*values, *RUNNING])
-    # In SQLite, Dagster's times are text in UTC that is written like this, so text is compared.
+    # In SQLite, Dagster's times are text in UTC that begins like this, so text is compared.
     since = f"{yesterday:%Y-%m-%d %H:%M:%S}"
     ((failed,),) = _ask(database, FAILED_ASKED, [*values, since]) or [(0,)]
     ((beat,),) = _ask(database, HEARTBEATS_ASKED, ()) or [(None,)]
@@ -200,7 +200,7 @@ def _tell_tick(name: str, timestamp: float, reason: str | None, failed: bool) ->
 def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
     if not database.exists():
         return []
-    # Read-only, so that a look neither creates a database nor changes one that Dagster writes to.
+    # A look is read-only, so it neither creates a database nor changes one that Dagster writes to.
     address = f"{database.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as connection:
         return connection.execute(question, values).fetchall()

@@ -62,6 +62,7 @@ def _loaded(artifact: Artifact, annotation: Any) -> Any:
         return artifact
     if annotation is Path:
         return artifact.path
+    # The package's name is enough, and imports none of these packages until an input asks for it.
     package = getattr(annotation, "__module__", "").partition(".")[0]
     kind = artifact.manifest.kind
     found = (sorted(artifact.path.glob(name)) for name in TABLES)

@@ -152,8 +152,8 @@ class PipelineResource(ConfigurableResource):
         record = self.record
         if identity.kind in context.run.tags.get(REBUILD_TAG, "").split(","):
             self._set_aside(context, identity)
-        # Not only for the log: an earlier artifact that stays is entered here, and `make` finds it
-        # then.
+        # This is not only for the log: `find` enters an earlier artifact that stays, and `make`
+        # finds it then.
         if self.find(context, identity, compare) is None:
             for line in record.explain_change(identity):
                 context.log.info(f"{identity.kind} is made again because of {line}")
@@ -172,7 +172,7 @@ class PipelineResource(ConfigurableResource):
                 f"has changed: it is {artifact.fingerprint} from now on, not "
                 f"{identity.fingerprint}, and what follows is made again"
             )
-        # Also where it existed: the run that made it may have been killed before this.
+        # This is needed even if it existed: the run that made it may have been killed before this.
         record.advance(artifact)
         context.add_output_metadata({"made_now": is_new})
         return artifact

@@ -279,7 +279,7 @@ def challenge_to_measure(
     state, candidate = models.state(), challenge.candidate.fingerprint
     version = state.find_model(candidate)
     judged_by = version.lineage.get("eval_metrics") if version else None
-    # The oldest one first, so that of those that fit the newest remains.
+    # The oldest one comes first, so that of those that fit the newest remains.
     for evaluation in state.evaluations_of(candidate):
         earlier = begin(evaluation)
         identity = identity_of(earlier)
@@ -419,7 +419,7 @@ def eval_metrics(
     which shows what was forgotten. `samples` shows how base and candidate continue the same texts.
     """
     settings = pipeline.settings
-    # The current ones: their text may be newer than that on which the checkpoint was trained.
+    # These are the current ones, whose text may be newer than what the checkpoint was trained on.
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
     models, weights = registry.open(pipeline), quantized(settings)
     begin = partial(open_challenge, pipeline, models, checkpoint, base_model, weights)

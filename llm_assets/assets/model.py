@@ -231,8 +231,7 @@ def checkpoint(
             title=f"{pipeline.settings.name}-{identity.fingerprint[:TITLE_CHARACTERS]}",
             shards_folder=shards.url,
             shards=ShardStats.model_validate(shards.stats),
-            # What the run starts from, which is the base model only if it does not continue from a
-            # version.
+            # This is what the run starts from: the base model only if it continues from no version.
             base_model_folder=start.path,
             run_folder=run_folder,
             export_folder=f"{output}/{MODEL_FOLDER}",
@@ -290,7 +289,7 @@ def _need_held_out(pipeline: PipelineResource, shards: Artifact) -> None:
         ShardSet(shards.url, ShardStats.model_validate(shards.stats), "held_out")
     )
     divisible = sum(shards.stats["documents"][split] for split in SPLITS)
-    # Even if that checkpoint was deleted since: what a model has read stays in its split.
+    # This holds even if that checkpoint was deleted: what a model has read stays in its split.
     is_trained = pipeline.record.recorded("checkpoint") is not None
     clusters = pc.count_distinct(held_out["cluster"]).as_py()
     if obstacle := held_out_obstacle(clusters, 0 if is_trained else divisible, pipeline.settings):

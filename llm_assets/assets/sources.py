@@ -73,7 +73,7 @@ def source_access(
 def look(pipeline: PipelineResource) -> dict[str, OpenedSource]:
     """Look at every source; raises UserError where one cannot be reached or read."""
     settings, store = pipeline.settings, pipeline.store
-    # Shared by the looks of all processes, so that only files that have changed are hashed again.
+    # All processes share these, so that a look hashes only the files that have changed.
     digests = Digests(Path(store.machine_cache) / "digests" / f"{settings.name}.json")
     with source_access(pipeline, settings.raw_corpus):
         return open_sources(settings.raw_corpus, apart=store.root, digests=digests)

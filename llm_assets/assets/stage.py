@@ -95,7 +95,7 @@ class Stage:
 
     def section(self, settings: PipelineSettings) -> Settings | None:
         """Its settings; None where it takes none."""
-        # Also for a stage that takes no `settings`, such as `eval_metrics`: its section decides the
+        # A stage that takes no `settings`, such as `eval_metrics`, has one, too: it decides the
         # artifact.
         if self.name in type(settings).model_fields:
             section: Settings | None = getattr(settings, self.name)
@@ -118,8 +118,8 @@ class Stage:
                 **(config_fields(section, self.name) if section else {}),
                 **(options.to_fields_dict() if options else {}),
             },
-            # As `deps` and not as inputs, since a stage finds in the record what is current;
-            # Dagster loads none of it.
+            # These are no inputs of Dagster's, which would load them: a stage finds in the record
+            # what is current.
             deps=[*(asset_key(settings, name) for name in inputs), *self.outside(settings)],
             code_version=self.code_version,
             io_manager_key=settings.resource_key(IO_MANAGER),
@@ -182,7 +182,7 @@ class Stage:
             return plan
 
         def build(draft: Draft) -> None:
-            # Not in a run that finds the artifact made: such a run reads no file of its inputs.
+            # A run that finds the artifact made reads no file of its inputs, so it verifies none.
             for artifact in inputs.values():
                 artifact.verify()
             plan.build(draft)

@@ -158,6 +158,7 @@ def model_version(
     `llm-assets reject` overrule it.
     """
     manifest = eval_metrics.manifest
+    # The verdict is on those that were evaluated, whatever has become current since.
     candidate, base = (
         pipeline.store.load(kind, manifest.inputs[kind], needed_by="model_version")
         for kind in ("checkpoint", "base_model")
@@ -184,7 +185,7 @@ def model_version(
         version = models.enter(candidate_entry(candidate, eval_metrics, license), verdict)
         place = card.page_path(pipeline.settings.name, version.version)
         price = pipeline.settings.automation.cost_per_hour
-        # Read again, since the page tells of the version that was just entered.
+        # The state is read again, since the page tells of the version that was just entered.
         state = models.state()
         page = version_page(state, version, artifact, price)
         pipeline.store.write_bytes(place, page.encode())

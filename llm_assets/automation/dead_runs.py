@@ -49,8 +49,8 @@ def _run_processes(settings: PipelineSettings) -> dg.SensorDefinition:
     )
     def run_processes(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance = context.instance
-        # Only those that have started: Dagster's run monitoring (dagster.yaml) fails what never
-        # starts.
+        # Only those that have started are looked at: Dagster's run monitoring (dagster.yaml) fails
+        # those that never start.
         died = [run for run in Runs(instance, settings).started() if _has_ended(instance, run)]
         for run in died:
             # First the tags: Dagster may launch the run again as soon as it is reported as failed.

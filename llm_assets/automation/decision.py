@@ -249,8 +249,8 @@ def request_run(
     key = run_key(question, runs.launched_for(question.name), runs.settings.automation, now)
     if isinstance(key, Wait):
         return key
-    # Whoever launched it: its model may become the wanted version, against which the question is
-    # asked.
+    # It does not matter who launched it: its model may become the wanted version, against which the
+    # question is asked.
     if busy := runs.unfinished():
         return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
     # The budget first: reported after a blackout, it would be told again after each of them.

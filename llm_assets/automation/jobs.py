@@ -65,8 +65,8 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> lis
             tags=tags,
         ),
         dg.define_asset_job(
-            # Without the pipeline's tag, since no training is launched while a run that has it is
-            # under way (`Runs.unfinished`).
+            # This job lacks the pipeline's tag, since no training is launched while a run that has
+            # it is under way (`Runs.unfinished`).
             settings.dagster_name(OBSERVATION),
             dg.AssetSelection.assets(*(spec.key for spec in source_specs(settings))),
             config=NOTHING_TO_SET,

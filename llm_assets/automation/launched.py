@@ -152,7 +152,7 @@ def is_within(window: str, local: datetime) -> bool:
     """
     match = WINDOW.fullmatch(window)
     assert match is not None, "the settings hold valid windows"
-    # Compared as text: the hours have two digits, and `24:00` comes after every time of day.
+    # These compare as text: hours have two digits, and `24:00` comes after every time of day.
     start, end, time = match["start"], match["end"], f"{local:%H:%M}"
     if start <= end:
         is_inside = start <= time < end

@@ -74,6 +74,8 @@ def _status_sensor(
     )
     def tell_of_run(context: dg.RunStatusSensorContext) -> None:
         run = context.dagster_run
+        # Without `monitored_jobs`, Dagster calls a sensor for the runs of all jobs of its code
+        # location.
         is_ours = run.job_name in own_jobs or Runs(context.instance, settings).is_ours(run)
         if is_ours and (text := describe(context)):
             try:
@@ -188,8 +190,8 @@ def tell_once(
         others = {of: one for of, one in _read_topics(content).items() if of != topic}
         return json.dumps(others if now is None else others | {topic: now}).encode()
 
-    # Noted only once it is sent: if this process is killed in between, it is told twice, which is
-    # better than never.
+    # It is noted only once it is sent: if this process is killed in between, people are told twice,
+    # which is better than never.
     store.update(path, remember)
 
 

@@ -124,6 +124,8 @@ def _sensor(
 class Watched(BaseModel):
     """A cursor: since when what a sensor watches has been as it is."""
 
+    # A cursor with other keys is then no cursor of this kind (`read_cursor`), and the time starts
+    # over.
     model_config = ConfigDict(extra="forbid")
 
     state: str
@@ -274,7 +276,7 @@ def _watch_files(settings: PipelineSettings, cursor: str | None) -> Watched:
     files = [(path.name, path.stat()) for path in source_files(settings.base_model)]
     state = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     watched = Watched.at(now, hashlib.sha256(repr(state).encode()).hexdigest(), cursor)
-    # Computed once for each state, since it takes reading every byte of the weights.
+    # The identity is computed once for each state, since that takes reading every byte.
     if watched.identity or now - watched.since < settings.automation.quiet_minutes * 60:
         return watched
     return watched.model_copy(update={"identity": hash_json(identify(settings.base_model))})
@@ -481,6 +483,7 @@ def _ask(
             # Too few to judge: the cursor stays, so that requests of several looks add up.
             cursor = total.minus(since)
         faults_by_topic["quality_bits"] = live.deviations(documents)
+        # This comes last, so that only a look that got all its answers withdraws the alarm.
         faults_by_topic[SILENCE] = []
     except UserError as error:
         faults_by_topic[SILENCE] = [str(error)]

@@ -182,9 +182,13 @@ def routes(board: Board) -> list[Route]:
             if works and works[-1].code is None:
                 raise UserError("Another decision is under way: wait until it is done.")
             work = CommandCall(works[-1].number + 1 if works else 1, decision, is_meant)
-            # In place, since the other functions here look at the same list.
+            # The list is changed in place, since the other functions here look at it, too.
             works[:] = [*works[1 - MOST_WORKS :], work]
+            # As a daemon, it does not keep the board from ending, and the command ends with the
+            # board (`Child`).
             Thread(target=work.run, args=(board.command,), daemon=True).start()
+        # By 303 the browser goes on with GET; by 307, Starlette's default, it would send the form
+        # again.
         return RedirectResponse(f"/decide/work/{work.number}", 303)
 
     def find_work(number: object) -> CommandCall | None:
@@ -231,7 +235,7 @@ def routes(board: Board) -> list[Route]:
             decision = DecisionForm.read(fields)
             if not decision.shown:
                 raise UserError("Look first at what the decision would change.")
-            # Tried again, since the form may be old; by the generation, the command refuses what
+            # The form may be old, so it is tried again; by the generation, the command refuses what
             # changes later.
             decision.try_on(board.registry.state())
             return begin(decision, is_meant=True)

@@ -152,7 +152,7 @@ class OnDemandEngines:
                 await self._end(version)
 
     async def _end(self, version: int) -> None:
-        # Taken out before the wait, so that no request gets an engine that is about to end.
+        # It is taken out before the wait, so that no request gets an engine that is about to end.
         await self._running.pop(version).route.engine.stop()
 
 

@@ -112,7 +112,7 @@ class Board:
 
     def knows(self, request: Request) -> bool:
         """Whether a request comes from somebody who presented the key."""
-        # As bytes: `compare_digest` refuses text with characters beyond ASCII.
+        # These are bytes, since `compare_digest` refuses text with characters beyond ASCII.
         cookie = request.cookies.get(self.cookie, "").encode()
         bearer = request.headers.get("authorization", "").encode()
         # In constant time, so that the time of an answer tells nothing about the key.
@@ -171,7 +171,7 @@ def posted(path: str, work: Callable[[Request, Fields], Response]) -> Route:
     """What takes a form at an address; its work may take long."""
 
     async def handle(request: Request) -> Response:
-        # Read here, since Starlette's own `form` needs another package, python-multipart.
+        # The form is read here, since Starlette's `form` needs another package, python-multipart.
         content = bytearray()
         async for piece in request.stream():
             content += piece
@@ -220,7 +220,7 @@ class Doorkeeper:
         self._app, self._board = app, board
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Such as the start and the end of the server, which ASGI announces to the application.
+        # ASGI also announces the start and the end of the server, which anybody may hear.
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -80,7 +80,7 @@ def routes(board: Board) -> list[Route]:
         # The text that the corpus was made from, whatever has been read since.
         made_of = clean.manifest.inputs.get("raw_corpus", "") if clean else ""
         cleaned = board.store.find_named("raw_corpus", made_of)
-        # Without the current one, which comes first.
+        # The current one comes first, and is not a past one.
         past = board.record.known("raw_corpus")[1:]
         words = request.query_params.get("search", "").strip()
         if len(words) > MOST_SEARCHED:
@@ -134,8 +134,10 @@ def routes(board: Board) -> list[Route]:
     def show_document(request: Request) -> dict[str, Any]:
         identifier = request.query_params.get("id", "")
         history = find_document(board.record, board.registry.state(), identifier)
+        # An id with this mark is that of a text that `study` made from a document.
         kind = "study" if DERIVED in identifier else "clean_corpus"
         corpus, story = board.record.find_current(kind), history.story
+        # Of a copy, the corpus has only the text that was kept in its place.
         texts = read_texts(corpus.url, [story.survivor]) if corpus and story else {}
         text = next(iter(texts.values()), "")
         return {"id": identifier, "story": story, "history": history, "text": text}

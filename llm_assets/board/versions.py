@@ -130,7 +130,7 @@ def describe_version(board: Board, state: RegistryState, version: ModelVersion) 
     comparisons = verdicts[-1].comparisons if verdicts else []
     if reference:
         outcome += f"; the gate compared it with version {reference.version}"
-    # The first one decided: against the incumbent or, where there was none, against the base model.
+    # What decided comes first: against the incumbent or, if there was none, against the base model.
     ranked = sorted(
         comparisons,
         key=lambda comparison: (comparison.reference != "incumbent", comparison.task == "general"),

@@ -53,6 +53,7 @@ def main() -> None:
     """Entry point: whatever has a known reason is one message, without a traceback."""
     # gcsfs logs each error with a traceback before raising it.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    # This is read before a command puts its own --config there.
     inherited = os.environ.get(CONFIG_VARIABLE)
     try:
         commands()

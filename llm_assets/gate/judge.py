@@ -395,7 +395,7 @@ def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
     # A bound beyond the effect would take more text and promise more than is needed.
     if is_better and found.gain >= settings.smallest_effect:
         return []
-    # Such as those of the same weights, which no amount of text tells apart.
+    # These may be the same weights, whose scores no amount of text tells apart.
     if found.difference == 0 and found.low == 0:
         text = f"Candidate and {found.reference} score the same on {_text(found)}."
         return [Outcome.TIE.because(text)]

@@ -149,8 +149,8 @@ class Comparison(BaseModel):
             return None
         margin = self.gain - self.surest_gain
         shortfall = self.detectable - max(margin, smallest_effect)
-        # To what share both have to shrink: until the bound clears zero, and the gain the smallest
-        # effect, each with the shortfall to spare.
+        # The bound's distance and the error shrink to this share, until the bound clears zero and
+        # the gain exceeds the smallest effect, each with the shortfall to spare.
         shrunk = min(self.gain / (margin + shortfall), (self.gain - smallest_effect) / shortfall)
         return math.ceil(self.clusters / shrunk**2)
 

@@ -180,6 +180,7 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
         counts, new = divided.stats["splits"], _new_documents(settings, text)
         held_out = counts.get("held_out", 0)
         line = f"Documents held out: {held_out:,}."
+        # Replayed text is in no other split, so none of it can be held out.
         documents = 0 if is_trained else sum(counts.values()) - counts.get("replay", 0) + new
         obstacle = held_out_obstacle(held_out + int(split.held_out * new), documents, settings)
         # Text that was not looked at may have grown, so an obstacle is not certain.

@@ -175,6 +175,7 @@ def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
             if head is None:
                 head = cells
             elif _RULE.fullmatch(line):
+                # This is the line of dashes below the head of a table.
                 continue
             elif len(cells) == 2:
                 yield tuple(headings.values()), cells[0], cells[1]
@@ -189,6 +190,7 @@ def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
         elif match := _LINE.fullmatch(line):
             yield tuple(headings.values()), match[1], _unmarked(match[2])
         elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
+            # A first line without a mark is taken for the title, unless it ends as a sentence does.
             headings = {0: line}
 
 
@@ -322,8 +324,7 @@ class Generator:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with (
             httpx.Client(headers=headers, timeout=settings.timeout_seconds) as client,
-            # Ended before the client, in the reverse order, so that no worker asks by a closed
-            # client.
+            # Workers end before the client is closed, as Python leaves these in the reverse order.
             ThreadPoolExecutor(settings.requests_at_once) as workers,
         ):
             used = in_a_row = 0
@@ -555,7 +556,8 @@ def write_rows(
     return {
         "documents_studied": studied,
         "rows": dict(counts),
-        # Without the reasons that were counted with 0, as contradictions are where there are none.
+        # `+` leaves out reasons that were counted with 0, as contradictions are where there are
+        # none.
         "left_out": dict(+left_out),
         "tokens": tokens,
         "dollars": tokens * price / 1e6,

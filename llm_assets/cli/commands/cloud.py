@@ -304,7 +304,7 @@ def machines(is_ending: bool, as_json: bool) -> None:
         click.echo("End them with: llm-assets machines --end")
     elif not faults:
         click.echo("No job of this project's runs is active.")
-    # Raised last, so that all that could be listed and ended was told before.
+    # This is raised last, so that all that could be listed and ended has been told before.
     if faults := [*faults, *refused]:
         raise UserError("\n".join(faults))
 

@@ -171,7 +171,7 @@ def board(port: int) -> None:
     # The board also shows a registry and a store that have no history of runs.
     if Path("dagster.yaml").exists():
         use_this_folders_history()
-    # Decisions are calls of this program: by the path they are about the pipeline that is shown.
+    # Decisions are calls of this program; the path makes them about the pipeline that is shown.
     program = [sys.argv[0], "--config", str(session.path.absolute())]
     opened = open_board(
         session.settings, session.record, session.registry, lambda: status_of(session), program

@@ -72,7 +72,7 @@ name_option = click.option(
 reason_option = click.option(
     "--reason", required=True, callback=_check_line, help="Reason, recorded with the decision."
 )
-# For the board: its decision is refused if the registry has changed since its page was shown.
+# The board gives it: a decision is refused if the registry has changed since its page was shown.
 generation_option = click.option(
     "--generation", type=int, hidden=True, help="Registry generation that the decision refers to."
 )

@@ -124,6 +124,7 @@ def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
 
     is_verbose = os.environ.get("V", "0") not in ("", "0")
     code = run_pipeline(is_verbose, rebuild, not unjudged)
+    # The commands that were advised above do not find a file that only --config names.
     if given := click.get_current_context().find_root().params.get("config"):
         click.echo(say_how_found(given))
     sys.exit(code)

@@ -58,7 +58,7 @@ def document(identifier: str, as_json: bool) -> None:
     "--undo", "is_undone", is_flag=True, help="Let forgotten documents return in the next corpus."
 )
 @click.option("--yes", is_flag=True, help="Carry out what is listed.")
-# For the board, which carries out the plan that it has shown, by the same command.
+# The board gives it, which carries out by this command the plan that it has shown.
 @click.option("--plan", hidden=True, help="The name of a listed plan; --yes carries out no other.")
 def forget(
     identifiers: tuple[str, ...],

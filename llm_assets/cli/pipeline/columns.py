@@ -165,7 +165,7 @@ def text_columns(records: list[dict[str, Any]]) -> Columns | None:
 
 def _first(keys: list[str], names: tuple[str, ...]) -> str | None:
     """The key with the first of these names that any key has."""
-    # In reverse, so that of several keys that end in the same name the first one counts.
+    # The order is reversed, so that of several keys that end in the same name the first one counts.
     by_name = {_last(key): key for key in reversed(keys)}
     return next((by_name[name] for name in names if name in by_name), None)
 

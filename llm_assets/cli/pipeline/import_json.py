@@ -182,7 +182,7 @@ def _read(path: Path) -> ImportedSettings:
             if not isinstance(of_section, dict) or name in of_section:
                 raise UserError(f"{path}: {key} is also set in {section}. Remove one of them.")
             of_section[name] = content[key]
-    # Strict, since JSON has types: a number in quotes is a mistake in it.
+    # JSON has types, so a number in quotes is a mistake, which only strict checking refuses.
     return check_settings(nested, ImportedSettings, str(path), strict=True)
 
 

@@ -200,7 +200,7 @@ def _other_port() -> int | None:
     project."""
     for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
         with suppress(UserError):
-            # Closed at once: this only proposes a port, and a run asks for it again before it
+            # It is closed at once: this only proposes a port, and a run asks for it again before it
             # begins.
             listen("127.0.0.1", port).close()
             return port if port != DEFAULT_PORT else None
@@ -238,7 +238,7 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     """Minutes and gigabytes of a first run."""
     steps = settings.checkpoint.budget.steps or 0
     seconds = steps * TOKENS_PER_STEP / tokens_per_second()
-    # The model that `init` names, stored in float32.
+    # This is the model that `init` names, as stored in float32.
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
     run_seconds = seconds + OTHER_SECONDS

@@ -120,7 +120,7 @@ class Progress:
     def _fail(self, step: str, event: Any) -> None:
         data = event.step_failure_data
         if was_interrupted(data):
-            # Without a line for each step: whoever started the run says once that it was
+            # No step has a line of its own: whoever started the run says once that it was
             # interrupted.
             self.interrupted = True
             return
@@ -170,7 +170,8 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         console.print(f"[bold]{settings.name}[/]  {description}", highlight=False)
         if not verbose:
             console.print(f"log: {log_path}\n", style="dim", highlight=False)
-        # Imported within this block, so that what the graph prints while it loads goes to the log.
+        # This is imported within the block, so that what the graph prints as it loads goes to the
+        # log.
         from llm_assets.definitions import defs
 
         graph = defs()

@@ -102,12 +102,13 @@ def forget(
     report("No corpus built from now on contains them. Remove them from your sources as well.")
     texts = [entry.text_hash for entry in entries if entry.text_hash]
     _retrain(session, texts, decision, report)
-    # Asked again: something that reads what is erased below may have begun during the training.
+    # This is asked again, since something that reads what is erased below may have begun during the
+    # training.
     _refuse_while_making(session)
     # After the training without them, which reads the shards that are rewritten here.
     erase(record, session.registry.state(), read_list(record.store, pipeline), report)
     state = session.registry.state()
-    # As the list has them, which left entries from before as they were.
+    # They are taken from the list, which leaves entries from before as they were.
     entries = [entry for entry in read_list(record.store, pipeline).active if entry.id in ids]
     search, holders = search_again(record, state, entries, True, report)
     if holders.num_rows:
@@ -153,7 +154,7 @@ def undo(
     # A snapshot that lost their text would be found in the store, and they would not come back.
     raw = record.find_current("raw_corpus")
     if raw and REWRITTEN in raw.manifest.provenance:
-        # First of all: `llm-assets explain` reads the manifest that this keeps.
+        # This comes first, since `llm-assets explain` reads the manifest that it keeps.
         retire(record.store, raw.manifest, "`forget --undo`")
         record.store.set_aside(f"raw_corpus/{raw.fingerprint}")
         report(f"raw_corpus {raw.fingerprint}, which lost text, will be rebuilt by the next run.")
@@ -186,7 +187,7 @@ def verify(
     lines += [f"search method: {stated.search.method}"] if stated.search else []
     for line in lines:
         report(f"         {line}")
-    # Opened only now, since a signature can be checked where there is no pipeline file.
+    # It is opened only now, since a signature can be checked where there is no pipeline file.
     session = opened()
     record = session.record
     if not is_here(record, stated):
@@ -238,8 +239,8 @@ def _retrain(
         report(f"Version {wanted.version} is trained again without them.")
         config = training_config(session.settings, {"without_forgotten": wanted.version})
         materialize_assets(session.settings, ["checkpoint"], config)
-    # Only after the training: a call that was killed before this finds the version still wanted,
-    # and continues that training when it is repeated.
+    # This comes after the training: a call that is killed before it finds the version still wanted
+    # when it is repeated, and continues the training.
     _withdraw(session, affected, decision, report)
     state = session.registry.state()
     if replayed or _is_made_and_not_judged(session):
@@ -272,7 +273,8 @@ def _withdraw(
     for entry in new:
         reason = f"withdrawn, it was trained on forgotten text: {decision.reason}"
         session.registry.reject(entry.version, decision.by, reason)
-    # Also those that are rejected already: an earlier call may have been killed before this.
+    # Those that are rejected already are entered, too: an earlier call may have been killed before
+    # this.
     withdrawals = [
         WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions
     ]

@@ -307,7 +307,7 @@ def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
         for entry in plan.entries
         if entry.text_hash
     ]
-    # One for each entry with a text, in the order of the entries: the loop takes them one by one.
+    # There is one for each entry with a text, in the order of the entries, as the loop takes them.
     exposed = iter(exposures(runs, texts))
     for entry in plan.entries:
         if entry.text_hash is None and entry.survivor is None:
