@@ -412,7 +412,7 @@ def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline)
     A file that is gone, or has another name or store by now, was moved or changed.
     """
     other = Path(record.history().file or path.resolve())
-    # `os.path.exists` also denies a file in another user's folder, where `Path.exists` would raise.
+    # `os.path.exists` also denies a file in another user's folder, where `Path.exists` may raise.
     if other == path.resolve() or not os.path.exists(other):
         return
     try:

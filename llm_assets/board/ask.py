@@ -93,8 +93,8 @@ def routes(board: Board) -> list[BaseRoute]:
             client = httpx.AsyncClient(**status.client_options(), timeout=SECONDS)
         except UserError as error:
             return unavailable(str(error)).response()
-        # Of the browser's headers only this one goes on; the endpoint's token, which a browser
-        # never has, comes from `client_options`.
+        # Of the browser's headers only this one goes on; the endpoint's token comes from
+        # `client_options`.
         client.headers["Content-Type"] = request.headers.get("content-type", "")
         try:
             path = f"/v1/{request.path_params['path']}"

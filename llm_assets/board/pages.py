@@ -220,7 +220,7 @@ class Doorkeeper:
         self._app, self._board = app, board
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # ASGI also announces the start and the end of the server, which anybody may hear.
+        # ASGI also announces the server's start and end by this call, and those are no requests.
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
