@@ -70,6 +70,8 @@ def hub_access(settings: GoogleCloudSettings) -> Iterator[None]:
     try:
         yield
     finally:
+        # Programs that this process starts later inherit its environment, so the token must not
+        # stay.
         os.environ.pop(HUB_VARIABLE, None)
 
 
@@ -273,7 +275,9 @@ def batch_job(
     group = {
         "task_spec": task,
         "task_count": machines.replicas,
+        # All at once: the processes of a training wait until every one of them has joined.
         "parallelism": machines.replicas,
+        # By itself, Batch would put several tasks on one machine if they seemed to fit.
         "task_count_per_node": 1,
         "require_hosts_file": several,
     }

@@ -133,6 +133,7 @@ def check_accelerator(machine_type: str, accelerator_type: str | None, count: in
         allowed += [(kind, number) for kind, numbers in ADDED.items() for number in numbers]
     if pair in allowed:
         return
+    # The machine type may be what is wrong, so the message names those that have the accelerator.
     with_it = [name for name, (kind, _) in BUILT_IN.items() if kind == accelerator_type]
     with_it += ["n1 machines"] if accelerator_type in ADDED else []
     elsewhere = f", which comes with {', '.join(with_it)}" if with_it else ""
@@ -147,6 +148,7 @@ GIGABYTE = 1024**3
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 REGION = r"^[a-z]+-[a-z]+[0-9]+$"
+# No slash after the last colon, or the port of a registry would pass for a tag.
 IMAGE = r"^[^\s]+(:|@sha256:)[^\s/]+$"
 ACCOUNT = r"^[^@\s]+@[^@\s]+\.gserviceaccount\.com$"
 """Accounts of one's own end in `.iam.gserviceaccount.com`; Google's default accounts do not."""
@@ -219,6 +221,7 @@ class BatchSettings(Settings):
         for role in ROLES:
             properties[f"spark.dataproc.{role}.compute.tier"] = self.compute_tier
             properties[f"spark.dataproc.{role}.disk.tier"] = self.shuffle_tier
+        # What is unset stays out, so that Dataproc's own default applies and not the word None.
         set_here = {name: str(value) for name, value in properties.items() if value is not None}
         return set_here | self.properties
 

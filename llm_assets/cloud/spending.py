@@ -98,11 +98,14 @@ def machine_price(
     """
     machines = (settings.training, settings.evaluation, settings.endpoint)
     added = {m.machine_type for m in machines if m.accelerator_count} - BUILT_IN.keys()
+    # The settings may add accelerators to one machine of a type and none to another; then the type
+    # has no list price at all, rather than one that is too low.
     list_price = None if machine_type in added else DOLLARS_AN_HOUR.get(machine_type)
     if list_price and service is not VertexCustomJobs:
         # The list has Vertex AI's prices; on the other services a machine costs no fee.
         list_price /= VERTEX_AI_FEE
     price = settings.cost.prices.get(machine_type, list_price)
+    # `price and`, here and below: both an unknown price and one of 0 stay what they are.
     return price and price * (settings.cost.spot_factor if is_cheaper else 1.0)
 
 
@@ -211,6 +214,8 @@ class Spending:
     _seen: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """Per job: when it got its machines, which a service may no longer know once they are gone;
     when it was last looked at; the hours until then of units beyond its first ones."""
+    # Read before each submission and not at each look, so what other runs spend while a job runs
+    # counts only against the next one.
     _before: tuple[float, float] | None = None
     """Dollars of other jobs in the ledger, of this month and of this run; None until read."""
     _recorded: float = 0.0
@@ -246,13 +251,17 @@ class Spending:
         """Record a job's cost so far; returns why it must not go on, if it exceeds a limit."""
         if not job.started:
             return None
+        # Before the price is looked at: hours are shown even where nothing can be said about
+        # dollars.
         self._jobs[_entry_name(job)] = self._count(job)
         if self.dollars_per_hour is None:
             return None
         now = time.monotonic()
+        # At its end in any case: the last look may come within a minute of the one before.
         if job.phase.ended or now - self._recorded > RECORD_SECONDS:
             self._recorded = now
             self._record(job)
+        # A job that has ended costs no more, and an objection would throw its result away.
         return None if job.phase.ended else self._over()
 
     def metadata(self) -> dict[str, Any]:
@@ -472,6 +481,8 @@ class ActiveJob:
     @property
     def run(self) -> str:
         """The id of the Dagster run that submitted it; runs that adopted it are not known."""
+        # Dataproc's values have to begin with a letter, so `as_dns_labels` put `x-` before an id
+        # that begins with a digit.
         return self.job.labels.get(RUN_LABEL, "").removeprefix("x-")
 
     @property
@@ -540,6 +551,8 @@ def active_jobs(settings: GoogleCloudSettings) -> tuple[list[ActiveJob], list[st
                 for job in service.find():
                     if not job.phase.ended or job.holds_machines:
                         machine_type = types.get(job.machine_type, job.machine_type)
+                        # By the service that has the job, not the one in the settings: prices
+                        # differ by Vertex AI's fee.
                         price = machine_price(settings, machine_type, job.is_cheaper, kind)
                         jobs.append(ActiveJob(service, job, price))
         except Exception as error:

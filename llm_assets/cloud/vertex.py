@@ -120,6 +120,7 @@ class Vertex:
         operation = self.call(doing, function, **arguments)
         backoff = Backoff(0.2, LONGEST_POLL_SECONDS)
         started = reported = time.monotonic()
+        # `call` passes a timeout to every method, and an operation's `done` takes none.
         while not self.call(doing, lambda timeout: operation.done()):
             now = time.monotonic()
             if now - started > seconds:

@@ -69,6 +69,7 @@ def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument
         return []
     scores = held_out_scores(pq.read_table(evaluation.path / SCORES_NAME))
     scores = scores.filter(pc.is_valid(scores["score_candidate"]))
+    # Without a document's own tokens, so that the first is compared however long it is.
     preceding = pc.subtract(pc.cumulative_sum(scores["tokens"]), scores["tokens"])
     return read_judged(scores.filter(pc.less(preceding, COMPARED_TOKENS)), shards.path, stats)
 
@@ -152,6 +153,7 @@ class Requests(BaseModel):
 
     def since(self, before: "Requests | None") -> "Requests":
         """Requests that came after; all of them if the endpoint was restarted in between."""
+        # Counters of a process begin at 0, so a smaller number means that it was started again.
         if before is None or before.all > self.all or before.failed > self.failed:
             return self
         return self.minus(before)
@@ -213,6 +215,7 @@ class LiveEndpoint:
         Raises:
             UserError: it does not answer.
         """
+        # During a rollout, an answer may come from either version, so nothing can be compared.
         route = next((entry for entry in self._status.routes if entry.share == 1), None)
         fitting = [candidate for candidate in documents if all(map(self._takes, candidate.windows))]
         if route is None or route.comparison is None or not fitting:
@@ -220,6 +223,7 @@ class LiveEndpoint:
         bits: list[float] = []
         for document in fitting:
             # A slow endpoint is compared on as many documents as there is time for.
+            # At least one document is compared, however slow the endpoint is.
             if bits and time.monotonic() > self._end:
                 break
             bits.append(sum(map(self._bits, document.windows)))
@@ -285,6 +289,7 @@ def check_engine(settings: PipelineSettings, model: Path, report: Report) -> Non
     report(f"trying whether an engine runs this model in {weights}")
     begun = ModelSource(path=str(model), fingerprint="base")
     with tempfile.TemporaryDirectory() as folder:
+        # Without documents: whether the engine converts the model and starts is all that is asked.
         asyncio.run(_measure(begun, "base model", [], settings, Path(folder)))
 
 

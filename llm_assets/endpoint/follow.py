@@ -105,12 +105,15 @@ def serve_wanted(
                 raise RolloutFailed(f"{error}\n{_ways_on(wanted)}") from error
             except UserError as error:
                 fallback = _find_fallback(state)
+                # A fallback is for an endpoint at which nothing answers; what serves goes on
+                # serving.
                 if fallback is None or serving.serves(settings):
                     raise
                 report(f"WARNING: version {wanted.version} cannot be served: {error}")
                 try:
                     address = serve(fallback, settings, still_wanted)
                 except UserError:
+                    # The wanted version was to be served, so its fault is the one to report.
                     raise error from None
                 version, address = (
                     fallback,

@@ -202,6 +202,8 @@ class VertexEndpoint:
 
         self.settle(CHANGE_SECONDS)
         endpoint = self.read()
+        # Vertex AI undeploys no version that has traffic, and deletes no endpoint that has a
+        # version.
         if endpoint.traffic_split:
             self.split({})
         for deployed in endpoint.deployed_models:
@@ -264,6 +266,8 @@ class VertexServingPlatform(ServingPlatform):
         ):
             if not still_wanted():
                 raise NoLongerWanted
+            # Serving was asked for, so automation may deploy again, which it does not while this
+            # mark exists.
             files.remove(f"{store.root}/{layout.stopped(settings.name)}")
             changed = not traffic.is_alone()
             if changed:
@@ -404,6 +408,7 @@ class VertexTraffic:
         for deployed_id in ids:
             if deployed_id != self._id and not endpoint.traffic_split.get(deployed_id):
                 self._endpoint.undeploy(deployed_id)
+        # A killed run may have deployed it already; then the rollout begins with its traffic.
         if self._id not in ids:
             self._endpoint.deploy(self._deployed, seconds)
         if self._by_route and all(self._seconds_of(self._id) is None for _ in range(PROBES)):
@@ -419,6 +424,7 @@ class VertexTraffic:
             # Shares are whole per cent, and none of these versions is to be without requests.
             percent = min(max(percent, 1), 100 - len(self._others))
         self._share = percent / 100
+        # Several others share the traffic if an earlier rollout was interrupted between its steps.
         base, remainder = divmod(100 - percent, max(1, len(self._others)))
         shares = {other: base + (n < remainder) for n, other in enumerate(self._others)}
         shares[self._id] = percent
@@ -466,6 +472,7 @@ class VertexTraffic:
             sample = new if is_new else old
             sample.answered += 1
             sample.seconds.append(time.monotonic() - started)
+            # With all the traffic on one side, an answer says nothing about shares.
             if 0 < self._share < 1:
                 self._answers[is_new] += 1
                 self._missing.add(float(not is_new), 1 - self._share)
@@ -498,6 +505,7 @@ class VertexTraffic:
         return answer
 
     async def promote(self) -> None:
+        # Read again and not taken from `_others`: versions without traffic are removed as well.
         others = [d.id for d in self._endpoint.read().deployed_models if d.id != self._id]
         if others:
             time.sleep(self._settings.drain_seconds)

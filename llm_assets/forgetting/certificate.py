@@ -144,6 +144,8 @@ def replacements(store: Store, current: Artifact | None) -> list[Replacement]:
                 masked=current.stats["masked"],
             )
         )
+        # A repeated run starts from the run that was repeated before it, as long as that was
+        # affected, too.
         start = current.manifest.inputs.get(START_INPUT)
         current = store.find_named("checkpoint", start) if start else None
     return runs[::-1]
@@ -187,6 +189,8 @@ def find_doubtful(
     Args:
         known: versions that were trained on it, which are left out, too.
     """
+    # What serves answers people whatever the registry says of it, so it is asked about even if it
+    # is rejected or its files are gone.
     serving = state.find("champion") or state.find("wanted")
     doubtful = {}
     for version in state.versions:
@@ -388,6 +392,8 @@ def open_signer(path: Path) -> CryptoSigner:
 
 def sign(statement: dict[str, Any], signer: CryptoSigner) -> bytes:
     """The envelope as JSON; under `publicKey` the key that verifies it, in PEM."""
+    # DSSE signs these bytes as they are, and the envelope carries them, so no canonical form of
+    # JSON is needed.
     envelope = Envelope(json.dumps(statement, sort_keys=True).encode(), PAYLOAD_TYPE, {})
     envelope.sign(signer)
     public = _public_key(signer).decode()

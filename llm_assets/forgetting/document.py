@@ -127,6 +127,7 @@ def _earlier_texts(
     # Read only if needed: texts are long, and most documents have just one.
     texts = parts.to_table(["text_hash", "text"], filter=condition).to_pylist() if versions else []
     text_by_hash = {row["text_hash"]: row["text"] or "" for row in texts}
+    # Of equal texts, a dictionary keeps the last row: reversed, that of the newest corpus.
     rows = list({row["text_hash"]: row for row in reversed(versions)}.values())[::-1]
     return [
         EarlierText(row["text_hash"], text_by_hash[row["text_hash"]], exposure)

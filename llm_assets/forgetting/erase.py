@@ -61,6 +61,8 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     # Two at once would each write manifests by what it had read before the other rewrote files.
     with record.store.lease(LEASE, lambda who: report(f"waiting for {who}")):
         for artifact, contents, stats in _without_texts(record, state, listed):
+            # Clean corpora, which come first, are rewritten before the next artifact is looked at;
+            # `_without_texts` has read from them what the others need.
             if rewritten := rewrite(artifact, contents, stats, REASON):
                 name = f"{artifact.manifest.kind} {artifact.fingerprint}"
                 report(f"{name}: {len(rewritten):,} file(s) rewritten without the text.")
@@ -192,6 +194,7 @@ def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> s
     if history:
         has_text = pc.is_in(history.documents["text_hash"], pa.array(sorted(texts), pa.string()))
         matches.update(history.documents.filter(has_text)["id"].to_pylist())
+    # Copies have no row of text here, but the raw corpus still has theirs.
     survivors = pa.array(sorted(matches | set(ids)), pa.string())
     copies = find_duplicates(corpus.url, "survivor", survivors)
     return matches | set(copies["id"].to_pylist())
@@ -263,11 +266,14 @@ def _without_tokens(shards: Artifact, texts: Collection[str]) -> Iterator[tuple[
         places = spans(first_places(shard, segments), shard.segments["length"][segments])
         for end_of_name, values, blank in (
             ("tokens", shard.tokens, stats.end_token_id),
+            # A target of 0 counts in no loss.
             ("targets", shard.targets, 0),
         ):
             if values is not None and (values.reshape(-1)[places] != blank).any():
                 copy = values.reshape(-1).copy()
                 copy[places] = blank
+                # Overwritten and not cut out: all other tokens keep their places, so a run can be
+                # repeated over the same rows.
                 yield f"{shard.entry.name}.{end_of_name}", copy.tobytes()
 
 
@@ -374,6 +380,8 @@ def _drop_judged(store: Store, listed: ForgottenList, report: Report) -> None:
             served, wanted = state.good.read(), state.desired.read()
             if all(one is None or without(one) == one for one in (served, wanted)):
                 continue
+            # Nothing has served yet, so there is nothing to go back to; whoever starts the endpoint
+            # writes what is wanted again.
             if served is None:
                 state.desired.path.unlink()
                 continue
@@ -391,6 +399,7 @@ def _drop_caches(record: Pipeline) -> None:
             shutil.rmtree(cache_folder() / folder, ignore_errors=True)
     # For a store in the cloud, these folders of this machine lie beside its caches.
     kept_names = {layout.CONVERSIONS_FOLDER, layout.ENDPOINT_FOLDER, layout.DRAFTS_FOLDER}
+    # A set, since both are the same folder for a store on this machine.
     for cache in {store.cache, store.machine_cache}:
         for name in files.list_names(cache):
             if name not in kept_names:

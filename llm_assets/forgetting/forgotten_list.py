@@ -106,7 +106,10 @@ class ForgottenList(BaseModel):
     @property
     def ids(self) -> list[str]:
         """Ids under which no document may return, whatever its text."""
+        # A row number passes to another row, so it would keep an innocent document out.
         by_id = [document for document in self.active if not document.numbered]
+        # What was forgotten for another's text may return under its id with a text of its own;
+        # where it has no hash, only the id can keep it out.
         return sorted({d.id for d in by_id if d.survivor is None or d.text_hash is None})
 
     @property
@@ -145,6 +148,8 @@ class ForgottenList(BaseModel):
             return {}
         # Where signatures lie, and what looked alike in one corpus, is no part of what was asked.
         excluded = {"signatures", "similar", "similar_ids"}
+        # Only what cleaning leaves out decides the corpus: who decided, when and why would give the
+        # same text another fingerprint.
         content = self.for_cleaning().model_dump(mode="json", exclude=excluded)
         # An earlier corpus of the same text lacks what is wanted again since.
         undone = sorted(document.id for document in self.documents if document.undone)
@@ -206,6 +211,8 @@ def add_to_list(
 
     def enter(forgotten: ForgottenList) -> None:
         entries = forgotten.documents
+        # An entry that was undone does not count: a document may be wanted again, and forgotten
+        # once more.
         place_of = {(d.id, d.text_hash): n for n, d in enumerate(entries) if d.undone is None}
         for document in documents:
             place = place_of.get((document.id, document.text_hash))
@@ -270,6 +277,7 @@ def keep_copy(store: Store, pipeline: str) -> None:
 
     def change(content: bytes | None) -> bytes | None:
         with contextlib.suppress(DamagedArtifact):
+            # Another process may have changed the list, and copied it, since it was read here.
             if _parse(content, place).changes >= forgotten.changes:
                 return None
         return forgotten.model_dump_json(indent=2).encode()

@@ -31,6 +31,8 @@ def _affected(
     """The runs from the first that read one of the texts, and the step at which it did; or none."""
     lessons = [lesson for of_text in lessons_of(runs, texts).values() for lesson in of_text]
     for number, run in enumerate(runs):
+        # The first run that read a text decides: every later one started from weights that had
+        # learned it.
         if steps := [lesson.steps[0] for lesson in lessons if lesson.run == run]:
             return runs[number:], min(steps)
     return (), 0
@@ -89,6 +91,8 @@ def replay(
 def check_replay(store: Store, runs: Sequence[TrainingRun], texts: Sequence[str]) -> None:
     """Check that `replay` has all that it needs; raises its UserError if not."""
     affected, _ = _affected(runs, texts)
+    # Checked before anything is withdrawn or trained, so that a chain does not fail at its last
+    # run.
     start = _spec_of(store, affected[0]).base_model_folder
     for run in affected:
         store.load("checkpoint", run.checkpoint)
@@ -103,6 +107,8 @@ def _without(
 ) -> tuple[TrainingSpec, Identity]:
     """A run without the texts; `start` replaces the model that it started from."""
     original = _spec_of(store, run)
+    # What an earlier request masked stays masked. Sorted, since the mask is part of the
+    # fingerprint.
     masked = tuple(sorted({*original.masked, *texts}))
     manifest = store.load("checkpoint", run.checkpoint).manifest
     inputs = manifest.inputs | {MASKED_INPUT: hash_json({"texts": list(masked)})[:20]}

@@ -142,6 +142,7 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
         own_spec = spec.model_copy(
             update={"run_folder": f"{folder}/run", "export_folder": f"{folder}/{MODEL_FOLDER}"}
         )
+        # In a folder of its own, so that nothing which the first run saved is continued from.
         spec_path = Path(folder, "run", SPEC_NAME)
         own_spec.write(spec_path)
         report(f"{name} is trained from its beginning, with {len(spec.masked):,} texts masked")
@@ -152,6 +153,7 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
             f"{MODEL_FOLDER}/{file.path}": (file.sha256, file.crc32c)
             for file in describe_folder(Path(own_spec.export_folder))
         }
+    # Not with the store's own files: those may have been replaced after the certificate was signed.
     expected = one.weights_after
     # A certificate has one of the two checksums per file: jobs in the cloud write CRC-32C.
     if weights.keys() != expected.keys() or any(

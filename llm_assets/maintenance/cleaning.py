@@ -133,6 +133,8 @@ def _files(store: Store, links: list[str]) -> Iterator[tuple[str, int, float]]:
             # Running work renames and removes files meanwhile.
             with suppress(FileNotFoundError):
                 path = f"{folder}/{name}"
+                # A link counts as itself: what it points to may lie elsewhere, and is not removed
+                # with it.
                 status = os.lstat(path)
                 yield path[len(store.root) + 1 :], status.st_size, status.st_mtime
 
@@ -228,6 +230,8 @@ def plan_removals(
         if manifest.created_at.timestamp() >= oldest
     }
     needed = reach(inputs | contents.running, young | lasting)
+    # Withdrawn weights go even if a rule keeps them, since they were trained on text that was
+    # forgotten.
     outdated = {*withdrawn, *_outdated_weights(contents, state.versions, lasting)}
     # After the walk, so that weights go alone: what they were made from is still reached.
     needed = {name: reason for name, reason in needed.items() if name not in outdated}
@@ -266,6 +270,8 @@ def remove(
         with store.lease(layout.artifact_lease(*planned.artifact), waited_for.append):
             if waited_for:
                 # What held the lease may have made this current, or something that was made of it.
+                # Asked under the lease: nobody can begin to make this artifact between the answer
+                # and the removal.
                 still_planned = {removal.place: removal for removal in plan_again()}
             removal = still_planned.get(planned.place)
             if removal is None:
@@ -309,6 +315,7 @@ def _lasting(
         reasons: list[str] = [*state.aliases_of(number)]
         if number in settings.keep:
             reasons.append("kept by the settings")
+        # With 0, `newest` has all of them: a slice from -0 is the whole list.
         if settings.versions and number in newest:
             reasons.append(f"of the newest {settings.versions}")
         for item in version.lineage.items() if reasons else ():
@@ -364,6 +371,7 @@ def _runs(
         # Its program writes and removes states meanwhile.
         if name in contents.running:
             continue
+        # A folder of a run is listed under `runs/<run>`, as `take_inventory` enters it.
         parts = {part: folder for (kind, part), folder in folders.items() if kind == place}
         all_parts = [folders[(layout.RUNS_FOLDER, run)], *parts.values()]
         finished = name in contents.manifests

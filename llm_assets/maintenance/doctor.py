@@ -203,6 +203,7 @@ def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[
 def _repair(store: Store, artifact: Artifact | None, place: str) -> None:
     """Set an artifact aside; an intact manifest still explains versions."""
     if artifact:
+        # Before the artifact is moved: the records of its text are copied from its folder.
         retire(store, artifact.manifest, "`llm-assets doctor --repair` (it was damaged)")
         store.enter(artifact, artifact.manifest.libraries)
     store.set_aside(place)
@@ -378,6 +379,7 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         name = f"{kind}/{fingerprint}"
         aliases = [alias for alias, number in pointed.items() if number in standing]
         numbers = ", ".join(map(str, standing))
+        # Only models behind an alias are needed to serve; all else is described by its manifest.
         if kind in MODELS and aliases and not store.exists(kind, fingerprint):
             fault = f"{name}, behind {' and '.join(sorted(aliases))}, is no longer there"
             yield StoreFault(place, fault, f"rebuild it, if it is current: {make_command(kind)}")
@@ -432,6 +434,8 @@ def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
 
     Without the record, the next corpus would not know the splits that models were trained on.
     """
+    # Read while the damaged record is still there: if the registry cannot be read either, nothing
+    # is moved.
     versions = registry.state().versions
     record.store.set_aside(place)
     for version in sorted(versions, key=lambda version: version.version):

@@ -49,6 +49,8 @@ class DataprocBatches(service.RemoteService):
 
     def cancel(self, job: service.RemoteJob) -> None:
         batch = self.look_up(job.name)
+        # Batches can only be created, read and deleted: what can be canceled is the operation
+        # behind one.
         if not self.describe(batch).phase.ended:
             self._client.cancel_operation({"name": batch.operation}, timeout=service.CALL_SECONDS)
 
@@ -58,6 +60,7 @@ class DataprocBatches(service.RemoteService):
         arguments = [
             part for pair in session.get_bootstrap_cli_arguments().items() for part in pair
         ]
+        # A batch has exactly one of these; the other kinds, SQL and notebooks, take no arguments.
         for field in WORK_WITH_ARGUMENTS:
             if field in batch:
                 work = getattr(batch, field)
@@ -79,6 +82,7 @@ class DataprocBatches(service.RemoteService):
             ended=service.seconds(job.state_time) if phase.ended else 0.0,
             # The name of a deleted batch can be used again.
             uid=job.uuid,
+            # From thousandths of a unit for a second to units for an hour.
             billed_hours=job.runtime_info.approximate_usage.milli_dcu_seconds / 3_600_000,
             units=job.runtime_info.current_usage.milli_dcu / 1_000,
         )

@@ -61,6 +61,8 @@ def is_resource_quota(message: str) -> bool:
 def explain(message: str, status: int | None, place: JobService) -> str:
     """Advice for an error's message and HTTP status; empty where there is none to give."""
     project, region = place.project, place.region
+    # First of all, since the token server calls the signature of a wrong clock `invalid_grant`,
+    # too, for which the advice would be to log in again.
     if CLOCK.search(message):
         return (
             "The clock of this machine is minutes away from Google's, which takes no signature of "
@@ -223,6 +225,7 @@ def is_transient(error: Exception) -> bool:
         # A quota of machines is refused with the status of too many calls, and stays used up.
         if is_resource_quota(error.message or ""):
             return False
+        # Of conflicts, only Aborted may be gone at the next try; AlreadyExists stays.
         if error.code == 409:
             return isinstance(error, exceptions.Aborted)
         # gRPC gives a stream that was cut the status Unknown, and says so in words alone.

@@ -66,6 +66,8 @@ class BatchJobs(service.RemoteService):
     def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> Any:
         job = self.type_named("Job")(self._job)
         job.labels = {**job.labels, **labels}
+        # A job's own labels stop at its log entries; the policy's are given to its machines and
+        # disks.
         job.allocation_policy.labels = {**job.allocation_policy.labels, **labels}
         for group in job.task_groups:
             environment = group.task_spec.environment
@@ -96,6 +98,8 @@ class BatchJobs(service.RemoteService):
             exit_status=next((code for code in codes if code < RESERVED), None),
             lost_machines=phase is service.Phase.FAILED and lost,
             started=_began(job),
+            # Batch does not record when a job ended, only how long it ran and when it was last
+            # changed.
             ended=job.update_time.timestamp() if phase.ended else 0.0,
             uid=job.uid,
             machines=sum(group.task_count for group in job.task_groups),

@@ -46,6 +46,8 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
         self._warn: Callable[[str], None] = lambda line: None
         self._location = ""
         self._next_chunk = 1
+        # Generation of each chunk that was handled; Cloud Storage gives an object that is
+        # overwritten a new one.
         self._generations: dict[int, int] = {}
         self._closing: Any = None
 
@@ -179,6 +181,7 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
             text = blob.download_as_bytes(if_generation_match=blob.generation).decode()
         except PreconditionFailed:
             return None
+        # Noted only once it was read: a chunk whose download fails is read by the next call.
         self._generations[number] = blob.generation
         return text
 

@@ -54,6 +54,8 @@ class HeldSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 handler = signal.getsignal(number)
+                # SIG_DFL and SIG_IGN are no functions: they raise nothing in the midst of a call,
+                # so there is nothing to hold back.
                 if callable(handler):
                     self._before[number] = handler
                     signal.signal(number, self._hold)
@@ -62,6 +64,7 @@ class HeldSignals:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        # An exception that is on its way ends the run already; the handler's would take its place.
         if kind is None:
             self.let_through()
 
@@ -78,6 +81,8 @@ class HeldSignals:
         """Wait, at most until a signal comes."""
         end = time.monotonic() + seconds
         while self._came is None and (remaining := end - time.monotonic()) > 0:
+            # In short naps, since a handler that does not raise does not wake `time.sleep` (PEP
+            # 475).
             time.sleep(min(remaining, SECONDS_BETWEEN_CHECKS))
         self.let_through()
 
@@ -182,14 +187,19 @@ class RemoteRun:
         from google.api_core.exceptions import AlreadyExists
 
         jobs = sorted(self.service.find(self.key), key=_age)
+        # Searched before anything is submitted: a job that a killed run left behind goes on, and
+        # `before_submit` may delete the output that it is writing.
         existing = self._choose(jobs)
         if existing is not None:
             return self._settle_duplicates(jobs, existing)
+        # The job gets the session's parameters with its submission, so these have to name its own
+        # place before.
         self._point_session_at(self._mark)
         invocation = self.session.default_remote_invocation_info
         if assets := asset_names(self.context):
             invocation = invocation | {"dagster-asset": "_".join(assets)}
         labels = as_labels(invocation) | {KEY_LABEL: self.key, MESSAGES_LABEL: self._mark}
+        # Jobs that have ended keep their names, so this is likely the first one that is free.
         attempt = len(jobs) + 1
         self.before_submit()
         while True:
@@ -215,6 +225,7 @@ class RemoteRun:
         active = [job for job in jobs if job.phase.adoptable]
         if active:
             return active[0]
+        # The newest of them, since a submission may have removed what earlier ones left.
         succeeded = [job for job in jobs if job.phase is Phase.SUCCEEDED]
         if succeeded and self.accept_succeeded() and self._closed_well(succeeded[-1]):
             return succeeded[-1]
@@ -244,6 +255,7 @@ class RemoteRun:
 
     def _take(self, job: RemoteJob, how: str) -> None:
         self.job = job
+        # An adopted job writes where its own submission said, not where this run would have had it.
         self._point_session_at(job.labels.get(MESSAGES_LABEL, ""))
         self.context.log.info(
             f"{how} {self.service.place.service} job {job.name} ({job.in_words}): "
@@ -310,6 +322,8 @@ class RemoteRun:
         allow = partial(self._guard, "a look at what is saved", self.restarts.allow)
         if (job.interrupted or died) and allow():
             return False
+        # Only once it is certain that the job is not started again: after a closing message,
+        # Dagster warns of each that follows.
         self.reader.finish()
         reported = failures.reported_on_closing(self.reader.closed)
         if job.phase is not Phase.SUCCEEDED:

@@ -15,6 +15,8 @@ from dagster import AssetExecutionContext, OpExecutionContext, PipesSession
 
 from llm_assets.pipes.failures import JobService, RetryPolicy
 
+# Most methods of the generated clients have no timeout of their own, and a run waits for each call
+# before it lets a signal through.
 CALL_SECONDS = 60.0
 LONGEST_LABEL = 63
 LONGEST_KEY = 56
@@ -30,6 +32,7 @@ def external_key(name: str, fingerprint: str) -> str:
     """
     if not re.fullmatch(r"[a-z0-9]{1,40}", fingerprint):
         fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()[:20]
+    # Only the readable part is cut: the fingerprint alone keeps two jobs of one asset apart.
     room = LONGEST_KEY - len(fingerprint) - 1
     readable = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if not readable or not readable[0].isalpha():
@@ -62,6 +65,7 @@ def _as_dns_label(text: str) -> str:
 KEY_LABEL = "pipeskey"
 """What the job does; the same for all its attempts. One word: of separators, Dataproc allows only
 hyphens in a label, which a filter might take for its own."""
+# Dagster's `dagster/run-id`, after `as_labels` has replaced the slash.
 RUN_LABEL = "dagster-run-id"
 MESSAGES_LABEL = "pipesmessages"
 """Says where the attempt writes its messages."""

@@ -58,6 +58,7 @@ def main() -> None:
         reporter = threading.Thread(target=keep_record, args=(job, record, ended))
         reporter.start()
         try:
+            # Counted from the first boot, so that a machine that reboots again and again ends, too.
             record.update(run(job, record["started"] + job["seconds"]))
         except subprocess.TimeoutExpired as error:
             step = " ".join(error.cmd[:2])
@@ -69,8 +70,10 @@ def main() -> None:
             record["told"] = traceback.format_exc(limit=1)
         record["ended"] = time.time()
         ended.set()
+        # Before the deletion: nothing else says how the work ended once the machine is gone.
         reporter.join()
     while True:
+        # Until this script is gone with its machine: an accepted request is no deletion yet.
         insist(lambda: call("DELETE", f"{TPU_API}/v2/{job['node']}"))
         time.sleep(RETRY_SECONDS)
 
@@ -87,6 +90,8 @@ def run(job: dict[str, Any], deadline: float) -> dict[str, Any]:
         return subprocess.run(command, text=True, timeout=remaining, **options)
 
     image, registry = job["image"], job["image"].split("/")[0]
+    # Only Google's own registries may see the token. The leading dot lets gcr.io itself pass, but
+    # no name that merely ends in it.
     if f".{registry}".endswith(REGISTRIES):
         login = ("docker", "login", "-u", "oauth2accesstoken", "--password-stdin")
         step(*login, f"https://{registry}", input=insist(token, LAST_WORD_SECONDS), check=True)
@@ -101,6 +106,8 @@ def run(job: dict[str, Any], deadline: float) -> dict[str, Any]:
     step("docker", "rm", "--force", job["name"], check=False)
     variables = [f"--env={name}={value}" for name, value in job["environment"].items()]
     # Privileged, since the chips are devices of the machine, below /dev/vfio.
+    # By gcplogs the lines reach Cloud Logging, where `TpuVms.log_filter` finds them by the
+    # container's name.
     options = ["--rm", "--privileged", "--network=host", "--log-driver=gcplogs", *job["options"]]
     command = ["docker", "run", f"--name={job['name']}", *options, *volumes, *variables]
     container = subprocess.Popen([*command, image, *job["arguments"]])
@@ -129,6 +136,8 @@ def keep_record(job: dict[str, Any], record: dict[str, Any], ended: threading.Ev
     """Write the record again and again as a sign of life, at last with how the work has ended."""
     object_path = f"{job['record_bucket']}/o?uploadType=media&name={quote(job['record'], safe='')}"
     while True:
+        # Read before the record: if the work ends in between, what is written now is not the last
+        # word, and the loop comes round again.
         is_last = ended.is_set()
         try:
             content = json.dumps({**record, "seen": time.time()}).encode()

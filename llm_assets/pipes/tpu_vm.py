@@ -81,10 +81,12 @@ class TpuVms(service.RemoteService):
             "queued_resource": self._enrich(short, labels, session),
         }
         self._client.create_queued_resource(request, timeout=service.CALL_SECONDS)
+        # The call returns an operation, which does not describe the request.
         return self.get(self.full_name(short))
 
     def cancel(self, job: service.RemoteJob) -> None:
         """Delete the request and its machine, and return once both are gone."""
+        # Without `force`, Cloud TPU refuses a request whose machine still exists.
         request, forget = {"name": job.name, "force": True}, self._client.delete_queued_resource
         ask = partial(forget, request, timeout=service.CALL_SECONDS)
         service.delete(ask, DELETION_SECONDS)
@@ -134,6 +136,8 @@ class TpuVms(service.RemoteService):
     ) -> tuple[service.Phase, str, bool]:
         """Its phase, why, and whether its machine was lost."""
         state, failed = job.state.state.name, service.Phase.FAILED
+        # The record comes before the state, which says SUSPENDED of a machine that deleted itself
+        # after success and of one that was taken alike.
         if "ended" in record:
             if record.get("exit") == 0:
                 return service.Phase.SUCCEEDED, "", False
@@ -147,6 +151,8 @@ class TpuVms(service.RemoteService):
                 return service.Phase.RUNNING, "", False
             return failed, "nothing was heard of its machine any more", True
         if state in ("SUSPENDING", "SUSPENDED"):
+            # The machine deletes itself only after it has tried to write how it ended, so a
+            # deletion without that word most likely came from elsewhere.
             if job.state.state_initiator.name == "USER":
                 return service.Phase.CANCELLED, "somebody deleted its machine", False
             return failed, "Google took its machine away", True

@@ -57,6 +57,8 @@ class VertexCustomJobs(service.RemoteService):
 
     def _enrich(self, short: str, labels: Mapping[str, str], session: PipesSession) -> Any:
         job = self.type_named("CustomJob")(self._job)
+        # Only for people: Vertex AI gives each job an id of its own, so names may repeat, and two
+        # runs that submit at once both succeed. `RemoteRun` settles which job goes on.
         job.display_name = short
         job.labels = {**job.labels, **labels}
         variables = [
@@ -64,6 +66,7 @@ class VertexCustomJobs(service.RemoteService):
             for name, value in session.get_bootstrap_env_vars().items()
         ]
         for pool in job.job_spec.worker_pool_specs:
+            # A pool has one of the two; proto-plus takes the message that is not set for false.
             for spec in (pool.container_spec, pool.python_package_spec):
                 if spec:
                     spec.env = [*spec.env, *variables]
@@ -73,6 +76,8 @@ class VertexCustomJobs(service.RemoteService):
         phase = PHASES.get(job.state.name, service.Phase.WAITING)
         detail = QUEUED if job.state.name == "JOB_STATE_QUEUED" else job.error.message
         pools = job.job_spec.worker_pool_specs
+        # A custom job has no field for its program's exit status; only the words of its error tell
+        # it.
         status = EXIT_STATUS.search(detail) if phase is service.Phase.FAILED else None
         lost = bool(PREEMPTED.search(detail) or NO_MACHINES.search(detail))
         return service.RemoteJob(

@@ -101,6 +101,7 @@ class Registry(ABC):
         newest = self._record.registry()
         content, decisions = self._read(STATE_NAME), self._decisions()
         cached, state = self._known
+        # Compared by content: the decisions can change while the state's own file stays the same.
         if content is None or cached != (content, decisions):
             state = self._parse_newest(content, newest)
             state.follow(decisions)
@@ -166,6 +167,7 @@ class Registry(ABC):
                 raise UserError(
                     f"{self.folder}/{STATE_NAME} can be read: there is nothing to restore."
                 )
+            # `Store.update` asks again if another writer was faster.
             states.clear()
             for name, saved in ((STATE_NAME, content), (BACKUP_NAME, self._read(BACKUP_NAME))):
                 with contextlib.suppress(RegistryDamaged):
@@ -204,6 +206,8 @@ class Registry(ABC):
         def change(content: bytes | None) -> bytes | None:
             state = self._parse_newest(content, newest)
             state.follow(decisions)
+            # `register` changes the list of versions in place. All other lists are replaced as a
+            # whole, so a shallow copy keeps them.
             before = state.model_copy(update={"versions": list(state.versions)})
             result = transition(state)
             state.follow(decisions)  # Of a model that was entered just now.
@@ -221,8 +225,12 @@ class Registry(ABC):
             self._store.update(self._path(STATE_NAME), change)
             # Only the last attempt counts: if another writer was faster, `change` is called again.
             ((before, state, result),) = changes
+            # After the state is written: a mark that is ahead of the state would make it pass for
+            # one from an old backup.
             if state.generation > before.generation or set(state.decisions) - set(decisions):
                 self._note(state)
+            # Also where nothing changed: an earlier call may have been killed after it wrote the
+            # state, and before it published it.
             self._publish(state, _touched(before, state, result))
         return result
 
@@ -261,6 +269,8 @@ class Registry(ABC):
             self._check_newest(state, newest)
             return state
         with self._reachable():
+            # A registry is new only if nothing else shows that it ever had versions. One that was
+            # lost must not begin again at 0, as its numbers would name other models.
             if self._read(BACKUP_NAME) is None and not self._published():
                 return RegistryState()
         raise self._damage(STATE_NAME, "is lost, though versions were registered")
@@ -343,5 +353,7 @@ class LocalRegistry(Registry):
         for version in state.versions:
             path = Path(self.folder) / "versions" / str(version.version) / CARD_NAME
             card = render_card(state, self._locate(version)).encode()
+            # Of all versions, not only of those that were touched: a card that somebody deleted is
+            # written again.
             if not path.exists() or path.read_bytes() != card:
                 files.write(path, card)

@@ -128,7 +128,8 @@ def find_start(
                 "now, so it cannot be trained further."
             )
         return models[version.model_fingerprint]
-    # By fingerprint, so that a deleted checkpoint is rebuilt from the start it had.
+    # By fingerprint, so that a deleted checkpoint is rebuilt from the start it had: each model is
+    # tried as that start, until one gives the name that is on record.
     recorded = record.recorded(wanted.kind)
     for model in models.values():
         identity = wanted.extend(inputs={START_INPUT: model.fingerprint})

@@ -200,6 +200,8 @@ class RegistryState(BaseModel):
         if wanted.weights != weights:
             return wanted
         verdicts = self.verdicts_of(weights)
+        # A model that only a person promoted has no such verdict; then the last one says what it
+        # was held against.
         decisive = [verdict for verdict in verdicts if verdict.promoted] or verdicts
         replaced = self.find_model(decisive[-1].against or "") if decisive else None
         return replaced or next(entry for entry in self.versions if entry.is_base)
@@ -364,6 +366,8 @@ class RegistryState(BaseModel):
         """Take over decisions that a state from a backup lacks, for models that it knows."""
         for decision in decisions:
             version = self.find_model(decision.weights)
+            # A decision about a model that this state does not know is taken over once the model is
+            # entered again (`Registry._change`).
             if version and decision not in self.decisions:
                 self._follow(version.version, decision)
 
@@ -452,6 +456,7 @@ class RegistryState(BaseModel):
         self.succession = [number for number in self.succession if number != version]
         if was_wanted:
             reason = f"version {version} rejected: {decision.reason}"
+            # There always is one: a base model, which nobody can reject, stays in the succession.
             self._note("wanted", self.succession[-1], decision.name, reason, decision.at)
 
     def _note(

@@ -63,6 +63,7 @@ class VertexModelRegistry(Registry):
             uploads[version.version] = upload
             self._update_labels(upload, version.version, self._labels(state, version))
             self._attach_evaluation(self._upload_name(upload), version)
+        # Last: an alias can point only to a version that was uploaded.
         self._move_aliases(state, uploads)
 
     def _move_aliases(self, state: RegistryState, uploads: dict[int, Any]) -> None:
@@ -102,6 +103,7 @@ class VertexModelRegistry(Registry):
         # Vertex AI moves no aliases by itself, and others find what serves by them.
         if upload is not None and upload.version_aliases:
             self._merge(f"{self.place}@{new_upload.model_version_id}", list(upload.version_aliases))
+        # The operation returns only a name and a version id; callers need labels and aliases, too.
         return self._uploads()[version.version]
 
     def _merge(self, name: str, aliases: list[str]) -> None:
@@ -165,6 +167,7 @@ class VertexModelRegistry(Registry):
         except NotFound:
             return {}
         uploads = {}
+        # In this order, the newest upload with a number replaces the earlier ones.
         for upload in sorted(versions, key=lambda upload: int(upload.version_id)):
             match = NUMBER.fullmatch(upload.version_description.removeprefix(self._versions))
             if match is None:

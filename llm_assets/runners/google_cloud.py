@@ -83,6 +83,8 @@ class CloudWork:
     @cached_property
     def fingerprint(self) -> str:
         """The same for the same work, by which a job is found again."""
+        # Machine types and images are not in it: a job that runs on others than the settings name
+        # is followed, not started a second time.
         return hash_json({"job": self.name, "spec": self.spec.model_dump(mode="json")})
 
     @property
@@ -115,7 +117,11 @@ class CloudWork:
         """
         from dagster_gcp import GCSResource
 
+        # The first look renews the lease at once: that of a job which is adopted may be about to
+        # end.
         settings, renewed = self.settings, float("-inf")
+        # At each run, also where a job is adopted: one that is started again reads it, and the
+        # bucket's lifecycle rule deletes it after a month (`infrastructure/storage.tf`).
         files.write(self.spec_file, self.spec.model_dump_json(indent=2).encode())
 
         def prepare() -> None:
@@ -247,6 +253,8 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         )
 
     def precision(self) -> Precision:
+        # TPUs are not among these: their strategy names its own precision
+        # (`TrainingRunner.resolve`).
         accelerator = ACCELERATORS.get(self._settings().training.accelerator_type or "")
         return "bfloat16" if accelerator and accelerator.bfloat16 else "float32"
 
@@ -322,6 +330,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             processes: at least so many train together if machines have no accelerators to share; 0
                 for a program that is a single process.
         """
+        # The launcher counts the processes of its own machine.
         count = machines.processes // machines.replicas
         if machines.accelerator_count == 0 and machines.tpu is None:
             count = max(count, processes // machines.replicas)
@@ -440,6 +449,7 @@ def last_saved(run_folder: str | None) -> float | None:
     """When a run's newest finished checkpoint was, in seconds since the epoch."""
     if run_folder is None or (step := newest_step(run_folder)) is None:
         return None
+    # A checkpoint's manifest is written last, so its time is when the checkpoint became valid.
     filesystem, path = files.resolve(f"{step_url(run_folder, step)}/{MANIFEST_NAME}")
     return float(filesystem.modified(path).timestamp())
 
@@ -450,6 +460,7 @@ def _read_result(folder: str) -> dict[str, Any]:
 
 def _stats(invocation: dg.PipesClientCompletedInvocation) -> dict[str, Any]:
     """What a program has returned."""
+    # A job whose process was started again may have reported more than once.
     (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
     return dict(stats)
 

@@ -65,6 +65,7 @@ def check_serving(
 def _run(
     key: str, program: Program, spec: SmokeSpec, settings: GoogleCloudSettings
 ) -> Iterator[Finding]:
+    # Filled inside the asset: `dg.materialize` returns events, not what a function found.
     values: dict[str, Any] = {}
 
     @dg.asset(name=f"smoke_{key.rpartition('.')[2]}")
@@ -72,6 +73,7 @@ def _run(
         values.update(program(context, spec))
         return dg.MaterializeResult(metadata=values)
 
+    # A smoke test is no run of a pipeline, so it leaves no trace in the instance of its user.
     with dg.DagsterInstance.ephemeral() as instance:
         done = dg.materialize([smallest], instance=instance, run_config=QUIET, raise_on_error=False)
     if not done.success:

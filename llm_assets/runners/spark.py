@@ -38,6 +38,7 @@ class LocalSparkRunner(SparkRunner):
     def run(
         self, context: AssetExecutionContext, job: ModuleType, spec: BaseModel
     ) -> dict[str, Any]:
+        # Terminating a run while Spark starts would otherwise leave a Java process behind.
         with starting():
             session = self.pyspark.spark_session
         if pages := session.sparkContext.uiWebUrl:

@@ -86,6 +86,7 @@ def _run_once(
 ) -> tuple[int, bool, str | None]:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with (
+        # Appended: a program that is started again must not overwrite why it died.
         log_path.open("ab") as log,
         dg.open_pipes_session(
             context=context,
@@ -107,6 +108,7 @@ def _run_once(
 
 def _end(code: int) -> str:
     """How a program ended, in words, and what to do where it was killed."""
+    # A child that a signal ended has its number as a negative exit code.
     if -code != signal.SIGKILL:
         return how_it_ended(code)
     reason = why_killed(
@@ -238,6 +240,8 @@ def train_into(store: Store, draft: Draft, spec: TrainingSpec, train: Train) -> 
     repeated without some texts (`llm_assets.forgetting.replay`).
     """
     folder = layout.run(spec.run_id)
+    # Before the training: `replay` takes a run that has a spec for one that has begun, and adopts
+    # no checkpoint into it.
     store.write_bytes(f"{folder}/{SPEC_NAME}", spec.model_dump_json(indent=2).encode())
     draft.stats |= train(spec).model_dump()
     for name in (METRICS_NAME, SEEN_NAME, TRAINED_NAME):

@@ -125,6 +125,7 @@ def _chosen(
             copies = copies.filter(pc.invert(pc.is_in(copies[column], not_shown)))
         together = pa.concat_tables([least_similar, copies.cast(DUPLICATE_SCHEMA)])
         order = [("similarity", "ascending"), ("id", "ascending")]
+        # By id as well, so that equal similarities give the same sample each time.
         least_similar = together.sort_by(order).slice(0, most)
     return least_similar.to_pylist()
 

@@ -193,6 +193,8 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     try:
         matches = open_parts(urls, _COLUMNS).to_table(filter=has_text).to_pylist() if urls else []
     except (pa.ArrowInvalid, OSError) as error:
+        # RE2 compiles an expression within a fixed amount of memory, which a text of very many
+        # words exceeds. Arrow has no error of its own for that.
         if "pattern too large" not in str(error):
             raise
         raise TooLong(
@@ -265,6 +267,7 @@ def _trained_passages(
     for known_by, (text, row) in zip(numbers.tolist(), rows.items(), strict=True):
         of_text = rows_of(stretches, known_by).to_pylist()
         if of_text:
+            # As long as what was read: a passage that reaches beyond it was not read whole.
             was_read = np.zeros(max(stretch["end"] for stretch in of_text), bool)
             for stretch in of_text:
                 was_read[stretch["start"] : stretch["end"]] = True
@@ -280,6 +283,8 @@ def _places(text: str, pattern: re.Pattern[str], tokenizer: Tokenizer) -> Iterat
     """Bounds of the tokens that overlap a passage, for each of its places."""
     offsets = np.array(tokenizer.encode(text, add_special_tokens=False).offsets)
     for match in pattern.finditer(text):
+        # The first token that ends after the passage begins, up to the first that begins at its end
+        # or later: tokens need not end where words do.
         begin = np.searchsorted(offsets[:, 1], match.start(), side="right")
         yield int(begin), int(np.searchsorted(offsets[:, 0], match.end()))
 

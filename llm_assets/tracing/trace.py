@@ -246,6 +246,8 @@ def _trace(text: TrainingText, answer: str) -> Trace:
     matches, nearest = find_stretches(text, tokens), find_nearest(text, tokens, MOST_SHOWN)
     parts = [part for places in matches.values() for part in places[:MOST_SHOWN]]
     # All parts at once, since each call looks up records and licenses.
+    # One iterator for both: the stretches below take theirs in the order of `matches`, and what is
+    # left belongs to the nearest documents.
     sources = iter(text.describe([*parts, *text.beginnings(list(nearest))]))
     stretches = [
         QuotedSpan(
@@ -287,6 +289,7 @@ def find_stretches(text: TrainingText, tokens: np.ndarray) -> dict[tuple[int, in
         first, length = int(firsts[begin]), int(lengths[begin])
         end = first + length
         if covered[first] < end:
+            # The maximum, since a stretch may end inside a longer one that reaches farther.
             covered[first:end] = np.maximum(covered[first:end], end)
             places = parts.slice(begin, following - begin).to_pylist()
             stretches[first, length] = [
@@ -330,6 +333,7 @@ def _trained_parts(text: TrainingText, places: pa.Table) -> pa.Table:
     # A run that read only some rows of a text was trained on a part of the place, or on none of it.
     table = places.join(lessons, "text", join_type="inner")
     column = {name: table[name].to_numpy() for name in table.column_names}
+    # How many tokens of the place come before what was read; all columns of the place move by them.
     cut = np.maximum(0, column["read_from"] - column["start"])
     column["length"] = np.minimum(column["length"], column["read_to"] - column["start"]) - cut
     column |= {name: column[name] + cut for name in ("first", "start", "place")}
@@ -378,6 +382,7 @@ def find_nearest(text: TrainingText, tokens: np.ndarray, count: int) -> dict[int
         for near in _best(shard, _scores(shard, terms, weights, length), text.texts, count)
     ]
     scores: dict[int, float] = {}
+    # A text may be in several shards: sorted, its best score comes first, and stays.
     for number, score in sorted(best, key=lambda near: -near[1]):
         scores.setdefault(number, score)
     return dict(islice(scores.items(), count))
@@ -390,7 +395,10 @@ def _telling_terms(
     terms = np.unique(tokens)
     total = sum(len(shard.index.texts) for shard in shards)
     frequency = sum(shard.index.offsets[terms + 1] - shard.index.offsets[terms] for shard in shards)
+    # The 1 that `log1p` adds keeps weights above 0 even for tokens in more than half of the
+    # documents.
     weights = np.log1p((total - frequency + 0.5) / (frequency + 0.5))
+    # In fewer than five documents, even a token of a single one is in more than this share.
     is_telling = (frequency > 0) & ((frequency <= COMMON_SHARE * total) | (frequency == 1))
     terms, weights = terms[is_telling], weights[is_telling]
     rarest = np.argsort(-weights, kind="stable")[:MOST_TERMS]

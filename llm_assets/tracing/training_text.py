@@ -399,6 +399,8 @@ class TrainingText:
                         is_elsewhere = self.records[lesson["record"]] not in shard.records
                         place = int(first_places(shard.shard, np.array(segment))) + start - first
                         part = RowPart(shard, segment, place, min(BEGINNING, end - start))
+                        # False sorts first: a row that a run really took is preferred, then the
+                        # earliest token.
                         parts.append(((is_elsewhere, start), part))
         return min(parts, key=lambda part: part[0])[1]
 
@@ -452,6 +454,7 @@ class TrainingText:
             clean = find_manifest(store, "clean_corpus", shards.manifest.inputs["clean_corpus"])
             raw = store.find_named("raw_corpus", clean.inputs["raw_corpus"]) if clean else None
             if raw:
+                # The newest text comes first, and what it says is not replaced by older text.
                 licenses = find_licenses(raw, sources) | licenses
         return licenses
 

@@ -82,6 +82,7 @@ def check_quotas(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]
     if uses.runner == "tpu_vm" and (machine := settings.training.tpu):
         yield _check_chips(settings, machine)
     for need in needs(settings, uses):
+        # One question lists all quotas of a service, so each service is asked once.
         service = need.metric.partition("/")[0]
         if service not in limits:
             limits[service] = quota_limits(settings, service)
@@ -218,6 +219,7 @@ def _compute_needs(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Need]:
         yield Need("batch", metric, number, offered, "are what a Spark batch begins with")
     on_batch = {"training": settings.training, "evaluation": settings.evaluation}
     if uses.runner == "tpu_vm":
+        # With `tpu_vm`, only the evaluation runs on Batch.
         del on_batch["training"]
     for key, machines in on_batch.items() if uses.runner in ("google_batch", "tpu_vm") else ():
         if machines.accelerator_type:

@@ -68,6 +68,7 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
     if not isinstance(current, dict):
         raise UserError(f"{path} is not a mapping of settings. Remove it, or correct it by hand.")
     repository = f"{outputs.repository}/"
+    # Names under which nothing was pushed yet: without images, the settings are not valid.
     names = current.get("images") or {kind: f"{repository}{kind}:latest" for kind in IMAGES}
     secrets = current.get("secrets") or {}
     content = current | outputs.settings | {"images": names, "secrets": secrets}
@@ -93,9 +94,11 @@ def _edited(text: str, content: dict[str, Any]) -> str:
     # Otherwise ruamel breaks long values into lines.
     writer.width = 10_000
     document, edited = writer.load(text), io.StringIO()
+    # A file of comments alone holds no document that ruamel could keep them in.
     if document is None:
         document = {}
         edited.write(text)
+    # Value by value: a whole section that is assigned again loses its comments and quotes.
     _set_values(document, content)
     writer.dump(document, edited)
     return edited.getvalue()
