@@ -133,7 +133,6 @@ def check_accelerator(machine_type: str, accelerator_type: str | None, count: in
         allowed += [(kind, number) for kind, numbers in ADDED.items() for number in numbers]
     if pair in allowed:
         return
-    # The machine type may be what is wrong, so the message names those that have the accelerator.
     with_it = [name for name, (kind, _) in BUILT_IN.items() if kind == accelerator_type]
     with_it += ["n1 machines"] if accelerator_type in ADDED else []
     elsewhere = f", which comes with {', '.join(with_it)}" if with_it else ""

@@ -176,8 +176,8 @@ class LiveEndpoint:
         """Raises UserError where it asks for a token that is not set here.
 
         Args:
-            seconds: that it has for one answer.
-            seconds_in_all: that it has for all of them, from now on.
+            seconds: how long it may take for one answer.
+            seconds_in_all: how long it may take for all answers together, from this call on.
         """
         self._http = httpx.Client(**status.client_options(), timeout=seconds)
         self._status = status
@@ -236,7 +236,7 @@ class LiveEndpoint:
         return len(tokens) <= limits.max_prompt_tokens and size <= limits.max_body_bytes
 
     def _bits(self, tokens: list[int]) -> float:
-        """Of a stretch of text after its first token."""
+        """How many bits it gives a stretch of text, without the first token."""
         answer = self._ask("POST", "/v1/completions", _scoring(tokens)).json()
         # Nothing predicts the first token.
         logprobs = answer["choices"][0]["logprobs"]["token_logprobs"][1:]

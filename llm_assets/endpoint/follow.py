@@ -37,9 +37,9 @@ def serve_decision(
         name: the person's.
         holds: whether the decision still holds if this version is wanted.
 
-        Raises:
-            Overruled: it does not; the version that is wanted instead serves.
-            UserError: as `serve_wanted` does.
+    Raises:
+        Overruled: it does not hold; the version that is wanted instead serves.
+        UserError: see `serve_wanted`.
     """
     version, address = serve_wanted(registry, serving, settings, record, report, by_person=True)
     wanted = version.version if address.instead_of is None else address.instead_of

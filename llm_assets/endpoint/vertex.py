@@ -48,6 +48,7 @@ class VertexEndpoint:
 
     def __init__(self, vertex: Vertex, pipeline: str) -> None:
         self.vertex = vertex
+        # An endpoint's id may have letters, digits and hyphens alone.
         self._id = pipeline.replace("_", "-")
         self.name = f"{vertex.parent}/endpoints/{self._id}"
 
@@ -162,6 +163,8 @@ class VertexEndpoint:
                 deployed_model=deployed,
             )
         except AlreadyExists:
+            # The id is a hash of the whole deployment, so what exists is this very one: a reply was
+            # lost, or another run was faster.
             self.settle(seconds)
         except NotFound as error:
             raise self.vertex.refusal(doing, error) from error

@@ -242,7 +242,8 @@ def search_again(
 ) -> tuple[Search, pa.Table]:
     """Look for documents of the list in the corpora that may no longer hold their text.
 
-    erased: whether none of the corpora may hold the text; otherwise only those made since.
+    Args:
+        erased: whether none of the corpora may hold the text; otherwise only those made since.
 
     Returns:
         What was done, and rows of `forgotten.SIMILAR_SCHEMA`.

@@ -106,7 +106,7 @@ class ForgottenList(BaseModel):
     @property
     def ids(self) -> list[str]:
         """Ids under which no document may return, whatever its text."""
-        # A row number passes to another row, so it would keep an innocent document out.
+        # A row number may have passed to another row, which it would keep out.
         by_id = [document for document in self.active if not document.numbered]
         # What was forgotten for another's text may return under its id with a text of its own;
         # where it has no hash, only the id can keep it out.
@@ -128,7 +128,7 @@ class ForgottenList(BaseModel):
             )
 
     def for_cleaning(self, folder: str = "") -> ForgottenTexts:
-        """What cleaning leaves out, whose signatures lie in a folder."""
+        """What cleaning leaves out; `folder` is where the signatures lie."""
         signed = [entry for entry in self.active if entry.signature and entry.similar != "keep"]
         searched = {
             text: ForgottenText(id=entry.id, text_hash=text, confirmed=entry.similar == "drop")

@@ -89,10 +89,9 @@ def replay(
 
 
 def check_replay(store: Store, runs: Sequence[TrainingRun], texts: Sequence[str]) -> None:
-    """Check that `replay` has all that it needs; raises its UserError if not."""
+    """Check that `replay` has all that it needs, so that a chain of runs does not fail at its last;
+    raises its UserError if not."""
     affected, _ = _affected(runs, texts)
-    # Checked before anything is withdrawn or trained, so that a chain does not fail at its last
-    # run.
     start = _spec_of(store, affected[0]).base_model_folder
     for run in affected:
         store.load("checkpoint", run.checkpoint)

@@ -48,9 +48,9 @@ class DataprocBatches(service.RemoteService):
         return self.describe(self.look_up(self.full_name(short)))
 
     def cancel(self, job: service.RemoteJob) -> None:
+        # Batches can only be created, read and deleted: to end one, the operation behind it is
+        # canceled.
         batch = self.look_up(job.name)
-        # Batches can only be created, read and deleted: what can be canceled is the operation
-        # behind one.
         if not self.describe(batch).phase.ended:
             self._client.cancel_operation({"name": batch.operation}, timeout=service.CALL_SECONDS)
 

@@ -12,7 +12,8 @@ from artifacts.errors import first_line
 from artifacts.reasons import reason_of
 
 QUOTA = re.compile(r"(?<![a-z.])quota|insufficient '", re.IGNORECASE)
-"""Not the right to see quotas, nor the address of their list."""
+"""Not within a longer name: an error may also name the right to see quotas, or the address of their
+list."""
 RATE = re.compile(r"per minute|per second|per day|per user|rate.?limit", re.IGNORECASE)
 IMAGE = re.compile(r"pull|image .*not found|manifest unknown|imagepull", re.IGNORECASE)
 NO_MACHINES = re.compile(

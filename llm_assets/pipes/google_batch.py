@@ -98,8 +98,7 @@ class BatchJobs(service.RemoteService):
             exit_status=next((code for code in codes if code < RESERVED), None),
             lost_machines=phase is service.Phase.FAILED and lost,
             started=_began(job),
-            # Batch does not record when a job ended, only how long it ran and when it was last
-            # changed.
+            # A job of Batch has no field for its end; this is when it was last changed.
             ended=job.update_time.timestamp() if phase.ended else 0.0,
             uid=job.uid,
             machines=sum(group.task_count for group in job.task_groups),

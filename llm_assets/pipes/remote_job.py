@@ -166,6 +166,8 @@ class RemoteRun:
         # A fresh place for the messages of each attempt; its label tells our own from another's,
         # also where the run is interrupted before it knows the job.
         self.job = None
+        # With a letter in front, or Dataproc would get a changed label (`as_dns_labels`), and the
+        # run would take its own job for another's.
         self._mark = f"m{uuid.uuid4().hex[:16]}"
         job = self._guard("looking for or submitting the job", self._find_or_create)
         self.adopted = job.labels.get(MESSAGES_LABEL) != self._mark
@@ -472,6 +474,8 @@ class RemoteJobPipesClient(dg.PipesClient):
         run = RemoteRun(
             context=context,
             service=self.jobs(self._client, parent, job),
+            # A reader of its own: it remembers how far it has read, and one client may run several
+            # jobs.
             reader=self._message_reader.for_run(context.log.warning),
             key=key_of(context, fingerprint),
             limits=self._limits,

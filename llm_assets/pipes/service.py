@@ -196,17 +196,18 @@ class RemoteService(ABC):
     generated: ClassVar[tuple[str, str]]
     """The package of its generated client, and the client's class."""
     address: ClassVar[str]
-    """Of Google's own service, for a region."""
+    """Where Google's own service answers, with a place for the region."""
     collection: ClassVar[str]
     """What comes before a job's short name in its resource name."""
     called: ClassVar[tuple[str, str]]
     """A job and several, in the names of the client's methods."""
     key_filter: ClassVar[str] = ""
-    """Of its list, by label and key; each service has its own grammar, or filters nothing."""
+    """Filter of its list, with places for label and key: each service has its own grammar. Empty
+    where the list takes none."""
     page: ClassVar[str]
-    """Of the console, for a job's short name and its region."""
+    """Path of a job's page in the console, with places for its short name and its region."""
     log_filter: ClassVar[str]
-    """Of Cloud Logging, for a job's short name: what the job's programs printed."""
+    """Filter of Cloud Logging for what a job's programs print, with a place for its short name."""
 
     def __init__(self, client: Any, parent: str, job: Any = None) -> None:
         project, region = parse_parent(parent)
@@ -306,7 +307,7 @@ class Restarts:
     """
 
     most: int
-    """So many in vain, one after the other."""
+    """How many may be in vain, one after the other."""
     progress: Callable[[], object]
     """What the program has reached."""
     in_vain: int = field(default=0, init=False)

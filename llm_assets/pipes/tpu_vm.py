@@ -22,7 +22,8 @@ SILENT_SECONDS = 600.0
 BOOT_SECONDS = 1800.0
 """The same for a machine that has never reported, counted from its creation."""
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""How long a request that has ended, which costs nothing, stays in Google's list."""
+"""How long a request that has ended, which costs nothing, stays in Google's list. The record of how
+it ended stays longer: `infrastructure/storage.tf` deletes it after 30 days."""
 PYTHON = "#!/usr/bin/env python3\n"
 WITH_MACHINE = ("ACTIVE", "SUSPENDING")
 PHASES = {"DELETING": service.Phase.CANCELLING, "FAILED": service.Phase.FAILED}
@@ -31,10 +32,9 @@ PHASES = {"DELETING": service.Phase.CANCELLING, "FAILED": service.Phase.FAILED}
 class TpuVms(service.RemoteService):
     """The queued resources (`tpu_v2.QueuedResource`) of one project and zone.
 
-    Each is a job on a machine of its own.
-    A queued resource does not end by itself: its machine exists until somebody deletes it. So the
-    machine writes into the bucket how its container ended, and deletes itself, which makes the
-    request SUSPENDED; the record in the bucket says why.
+    Each is a job on a machine of its own. A queued resource does not end by itself: its machine
+    exists until somebody deletes it. So the machine writes into the bucket how its container ended,
+    and deletes itself, which makes the request SUSPENDED; the record in the bucket says why.
     """
 
     kind = JobService(
@@ -119,9 +119,11 @@ class TpuVms(service.RemoteService):
             detail=detail,
             labels=labels,
             created=service.seconds(job.create_time),
+            # An exit code of 0 failed no job.
             exit_status=record.get("exit") or None,
             lost_machines=lost,
             started=made_at or record.get("started", 0.0),
+            # A machine that was lost existed at least until it was last heard of.
             ended=record.get("ended") or (record.get("seen", 0.0) if phase.ended else 0.0),
             machines=1,
             machine_type=spec.node.accelerator_type,

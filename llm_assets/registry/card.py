@@ -63,6 +63,7 @@ def weights_fingerprint(artifact: Artifact, folder: str = "") -> str:
         folder: the model's folder in the artifact, with a slash at its end.
     """
     files = {
+        # Of files that a job wrote to Cloud Storage, only the CRC-32C is on record.
         entry.path.removeprefix(folder): entry.sha256 or entry.crc32c
         for entry in artifact.manifest.files
         if entry.path.startswith(folder)
@@ -81,7 +82,11 @@ def page_path(pipeline: str, version: int) -> str:
 
 
 def render_card(state: RegistryState, version: ModelVersion) -> str:
-    """Markdown with verdicts, decisions, figures, lineage and license."""
+    """Markdown with verdicts, decisions, figures, lineage and license.
+
+    It follows from the two alone: a registry compares cards to find the versions that a change is
+    about.
+    """
     lines = [
         f"# {'Base model, version' if version.is_base else 'Version'} {version.version}",
         "",

@@ -277,6 +277,7 @@ class RegistryState(BaseModel):
         """Add a model; known weights keep their number, and their entry is updated."""
         existing = self.find_model(entry.weights)
         if existing is not None:
+            # An entry has neither number nor date, so these stay.
             version = existing.model_copy(update=dict(entry))
             self.versions[self.versions.index(existing)] = version
             return version

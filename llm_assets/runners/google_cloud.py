@@ -126,8 +126,10 @@ class CloudWork:
 
         def prepare() -> None:
             """Before each submission: check the budget, and remove what a failed job left."""
+            # First, so that nothing is deleted for a job that is not started.
             spending.check_before()
-            # Otherwise files of an earlier attempt would pass for those of this one.
+            # Otherwise files of an earlier attempt would pass for those of this one. The run's
+            # folder stays: it has the checkpoints from which the work goes on.
             files.remove(self.output or self.job_output)
 
         def look(job: RemoteJob) -> str | None:

@@ -65,7 +65,7 @@ def check_serving(
 def _run(
     key: str, program: Program, spec: SmokeSpec, settings: GoogleCloudSettings
 ) -> Iterator[Finding]:
-    # Filled inside the asset: `dg.materialize` returns events, not what a function found.
+    # Filled inside the asset, since Dagster's events hold values in classes of its own.
     values: dict[str, Any] = {}
 
     @dg.asset(name=f"smoke_{key.rpartition('.')[2]}")

@@ -179,8 +179,8 @@ class LocalTrainingRunner(TrainingRunner):
     """Runs them in child processes on this machine."""
 
     restarts: int = 3
-    """How often a training is started again that was interrupted, or whose worker has died, and
-    that has saved nothing since its last start."""
+    """How often a training that was interrupted, or whose worker died, is started again although it
+    has saved nothing since its last start."""
 
     def check_hardware(self, placement: PlacementSettings) -> None:
         placement.python()

@@ -65,7 +65,7 @@ def find_dropped(
     Args:
         raw: that the clean corpus was made of, where it is still there.
         hidden: ids that are not shown, nor what was dropped for them.
-        most: near-copies; of exact ones, a fifth of that.
+        most: how many near-copies are shown at most; of exact copies, a fifth of that.
     """
     rows = _chosen(clean.url, NEAR, hidden, most) + _chosen(clean.url, EXACT, hidden, most // 5)
     ids = {identifier for row in rows for identifier in (row["id"], row["neighbor"])}

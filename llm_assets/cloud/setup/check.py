@@ -82,7 +82,6 @@ def check_quotas(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]
     if uses.runner == "tpu_vm" and (machine := settings.training.tpu):
         yield _check_chips(settings, machine)
     for need in needs(settings, uses):
-        # One question lists all quotas of a service, so each service is asked once.
         service = need.metric.partition("/")[0]
         if service not in limits:
             limits[service] = quota_limits(settings, service)

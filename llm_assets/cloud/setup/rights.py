@@ -154,7 +154,6 @@ def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator
     # Whether the operator may see this secret shows when it is read.
     own_grants = [g for g in grants if g.holder == "operator" and g.resource != "tracking"]
     session = open_session()
-    # One question for each resource: IAM tests a whole list of permissions on it at once.
     for resource in dict.fromkeys(grant.resource for grant in own_grants):
         on_resource = [grant for grant in own_grants if grant.resource == resource]
         permissions = [permission for grant in on_resource for permission in grant.permissions]
