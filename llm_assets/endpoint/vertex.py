@@ -164,7 +164,7 @@ class VertexEndpoint:
             )
         except AlreadyExists:
             # The id is a hash of the whole deployment, so what exists is this very one: a reply was
-            # lost, or another run was faster.
+            # lost, or the call of a killed run went through.
             self.settle(seconds)
         except NotFound as error:
             raise self.vertex.refusal(doing, error) from error

@@ -459,6 +459,7 @@ def _is_known(store: Store, kind: str, fingerprint: str) -> bool:
     try:
         return find_manifest(store, kind, fingerprint) is not None
     except UserError:
+        # A manifest that cannot be read is not gone; other checks report it.
         return True
 
 
@@ -487,6 +488,7 @@ def find_contradictions(state: RegistryState) -> Iterator[str]:
     if by_number and max(by_number) >= state.next_version:
         yield f"version {max(by_number)} exists, but {state.next_version} would be the next number"
     mentioned = {move.version for move in state.history} | {*state.succession}
+    # What follows looks up every number that is mentioned, so it has to end here.
     if unknown := sorted(mentioned - by_number.keys()):
         yield f"version {unknown[0]} is in the history, but not registered"
         return

@@ -172,6 +172,8 @@ class Lesson:
 def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[TrainingRun]:
     """The runs that a version's weights went through, oldest first; none for a base model."""
     bases = {entry.model_fingerprint for entry in state.versions if entry.is_base}
+    # A base model may have been registered again under another fingerprint, so those that versions
+    # were made from count, too.
     bases |= {entry.lineage.get("base_model", "") for entry in state.versions}
     # Of versions with equal weights, the first one counts.
     version_of = {entry.model_fingerprint: entry.version for entry in reversed(state.versions)}
@@ -362,6 +364,7 @@ class TrainingText:
     def texts(self) -> np.ndarray:
         """The texts trained on, each once, in order: uint64."""
         arrays = [texts_of(self._open(url)) for url in self.records]
+        # The texts of one record are sorted already, each once.
         if len(arrays) == 1:
             return arrays[0]
         return sorted_unique(np.concatenate(arrays)) if arrays else np.empty(0, np.uint64)
@@ -438,6 +441,7 @@ class TrainingText:
         shard, last = part.shard.shard, part.place + part.tokens
         begin = int(first_places(shard, np.array(part.segment)))
         end = begin + int(shard.segments["length"][part.segment])
+        # Never beyond the segment: what stands beside it in the row is another document.
         first, end = max(begin, part.place - NEIGHBORHOOD), min(end, last + NEIGHBORHOOD)
         tokens = shard.tokens.reshape(-1)
         before, text, after = (
