@@ -55,8 +55,8 @@ def cache_key(entry: str, module: str, libraries: Sequence[str] = (), **decided_
 
 
 def cached(folder: str | None, key: str, make: Callable[[], bytes]) -> bytes | memoryview:
-    """What a folder, local or in an object store, holds under a key (`cache_key`), or what `make`
-    gives, which is then kept there; without a folder nothing is."""
+    """The content under a key (`cache_key`) in a folder, local or in an object store. If there is
+    none, `make` makes it, and it is kept; without a folder, nothing is kept."""
     if folder is None:
         return make()
     stored_content = read_cached(folder, key)
@@ -124,6 +124,7 @@ def cached_file(folder: str, key: str) -> tuple[Path, int] | None:
     path = Path(folder, key)
     if not path.exists():
         return None
+    # A local entry is renewed by its time alone, so its bytes are not needed.
     _renew(str(path), b"")
     return path, _DIGEST_BYTES
 
@@ -142,14 +143,16 @@ def cached_sha256(folder: Path, file: Path) -> str:
     """The SHA-256 of a local file, computed once, by whichever program, as long as the file
     system's record of it (number, size, times of its content and of its entry) stays the same."""
     status = os.stat(file)
+    # With the time of its entry (ctime), which no program can set back as it can that of its
+    # content.
     state = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     key = hash_json({"file": state})
     return bytes(cached(str(folder), key, lambda: sha256_of(str(file)).encode())).decode()
 
 
 def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
-    """A local folder of files under the key (`cache_key`): what is there whole, or what `make`
-    writes into an empty folder, which takes its place here once it is whole."""
+    """A local folder of files under the key (`cache_key`). If it is absent or not whole, `make`
+    writes the files into an empty folder, which is then renamed to its place."""
     place = folder / key
     if not _is_whole(place):
         draft = folder / f"{key}.{uuid.uuid4().hex}"
@@ -163,6 +166,7 @@ def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
             except OSError:
                 # What another maker made first may be in use already.
                 if not _is_whole(place):
+                    # A rename takes the place of an empty folder, never of one with files in it.
                     shutil.rmtree(place, ignore_errors=True)
                     with suppress(OSError):
                         draft.rename(place)

@@ -27,6 +27,8 @@ ANSWER = {"role": "assistant"}
 
 def write_example(example: Example) -> str:
     """The example as one line of JSON."""
+    # Sorted, so that equal examples are equal bytes: by these, what was made of a part is found in
+    # the cache (`spark_jobs.clean.prepare`).
     return json.dumps(example, ensure_ascii=False, sort_keys=True)
 
 

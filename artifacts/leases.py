@@ -58,6 +58,8 @@ def holder_in_words(description: str) -> str:
     try:
         holder = json.loads(description)
         who = f"process {holder['process']} on {holder['host']}"
+    # A lock file is empty until its holder has written it; a lease object holds a manifest while
+    # that is committed.
     except (ValueError, KeyError, TypeError):
         return "another process"
     return f"{who} (since {holder['since']})" if "since" in holder else who
@@ -92,6 +94,7 @@ def process_started(process: int) -> str | None:
         fields = (PROCESSES / str(process) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    # Fields 3 and 22 of proc(5), where the name is the second.
     state, started = fields[0], fields[19]
     return None if state in "ZX" else started
 
@@ -146,6 +149,7 @@ def local_lease(
     they raise ends the wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # What the last holder wrote is still in it, and everything written would be appended to that.
     with _lock(path, on_wait, at_each_look) as file:
         file.seek(0)
         file.truncate()
@@ -191,6 +195,8 @@ def _is_same(path: Path, file: IO[str]) -> bool:
 def is_held(path: Path) -> bool:
     """Whether somebody holds the lease on a local path just now."""
     try:
+        # Held until the file is closed. A maker that asks meanwhile is refused, and asks again
+        # (`_lock`).
         with path.open("rb") as file:
             # A shared lock: two that look at once do not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -279,8 +285,11 @@ class ObjectLease:
 
     def check(self) -> None:
         """Raise LeaseLost where the lease is lost, or was not renewed for its lifetime."""
+        # Not asked of storage: past its lifetime another may take it at any moment, whatever is
+        # there now.
         if self.lost or time.monotonic() - self._renewed > LIFETIME_SECONDS:
             self.lost = True
+            # It stays lost: renewing ends, and `stop` leaves the object to whoever has it by then.
             raise LeaseLost(f"The lease {self._url} was lost: another maker may have taken over.")
 
     def commit(self, url: str, content: bytes) -> None:
@@ -291,6 +300,7 @@ class ObjectLease:
             # No renewal may come between this one and the copy, which names its generation.
             self._renew(content)
             self.check()
+            # The lease object holds the content until the next renewal describes the holder again.
             if files.copy_new(self._blob, self._generation, target):
                 return
         # An answer that was lost on its way is asked for again, and then finds the own copy.
@@ -306,6 +316,7 @@ class ObjectLease:
         self._thread.join()
         if not self.lost:
             try:
+                # With the generation, so that the lease of whoever has taken over is not deleted.
                 self._blob.delete(if_generation_match=self._generation)
             except (NotFound, PreconditionFailed):
                 self.lost = True

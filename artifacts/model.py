@@ -150,6 +150,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
     names = ", ".join(pickled if len(pickled) < 4 else [pickled[0], "...", pickled[-1]])
     architecture = str((own_config(folder).get("architectures") or ["AutoModel"])[0])
+    # It becomes part of a command that the user may run, and the folder may be from anybody.
     architecture = architecture if architecture.isidentifier() else "AutoModel"
     raise UserError(
         f"{folder} holds only pickled weights ({names}); safetensors are needed, since pickles can "
@@ -215,6 +216,7 @@ WINDOW_KEYS = ("sliding_window", "window_size", "attention_window", "attention_c
 
 def attention_window(config: dict[str, Any]) -> int | None:
     """The fewest tokens that an attention of a model looks back; None where each sees all."""
+    # Configs of Qwen2 name a window even where it is switched off.
     if not config.get("use_sliding_window", True):
         return None
     windows = (config[key] for key in WINDOW_KEYS if isinstance(config.get(key), int))
@@ -227,6 +229,7 @@ def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
     heads = config.get("num_attention_heads") or config.get("n_head") or 1
     width = config.get("hidden_size") or config.get("n_embd") or 0
     size = config.get("head_dim") or width // heads
+    # Fewer than the heads of queries where several of these share keys and values.
     kv_heads = config.get("num_key_value_heads") or heads
     return int(2 * layers * kv_heads * size * value_bytes)
 

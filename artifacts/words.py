@@ -64,6 +64,8 @@ def word_ngrams(text: str, size: int) -> set[tuple[str, ...]]:
     words = WORD.findall(text.casefold())
     ends = list(accumulate(map(_quarters, words)))
     starts = [0, *ends[:-1]]
+    # By length and not by number: where characters stand by themselves, more of them make up so
+    # many words.
     lasts = [bisect_left(ends, start + 4 * size) for start in starts]
     return {tuple(words[first : last + 1]) for first, last in enumerate(lasts) if last < len(words)}
 

@@ -163,6 +163,7 @@ def find_words(
     alone, sizes = _unspaced_characters(content)
     # At such a character a word begins, and another behind it unless a separator follows.
     if parts_characters and len(alone):
+        # There is always a byte behind such a character: each text ends with a newline.
         behind = alone + sizes
         bounds = np.concatenate([after, alone, behind[~is_between[behind]]])
         after = sorted_unique(bounds[bounds > 0])
@@ -172,7 +173,8 @@ def find_words(
 
 def _unspaced_characters(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the characters of scripts without spaces begin, and how many bytes each has."""
-    # All but the last of three or four bytes give the block of 64 code points.
+    # All these scripts lie beyond U+0800, so their characters have three bytes or four, of which
+    # all but the last give the block of 64 code points.
     first = np.flatnonzero(content >= _THREE_BYTES)
     is_longer = content[first] >= _FOUR_BYTES
     lead = content[first].astype(np.int64) & np.where(is_longer, 0x07, 0x0F)

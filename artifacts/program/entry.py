@@ -56,6 +56,7 @@ def move_pipes_arguments() -> None:
 def open_session() -> "Iterator[PipesContext]":
     """Open the Pipes session; on leaving, every message has been delivered, or UserError is raised
     where Cloud Storage took none for five minutes."""
+    # Imported here, since programs also run where nothing of Dagster is installed.
     from dagster_pipes import PipesMessageWriter, decode_param, open_dagster_pipes
 
     class BucketWriter(PipesMessageWriter):
@@ -100,6 +101,7 @@ class BucketChannel:
     def close(self) -> None:
         """Write what is left; raises UserError where that fails for five minutes."""
         self._closing.set()
+        # A last try may have begun just before the loop's own deadline.
         self._thread.join(CLOSE_SECONDS + RETRY_SECONDS)
         if self._thread.is_alive() or self._waiting:
             raise UserError(
@@ -115,9 +117,12 @@ class BucketChannel:
             closing = self._closing.wait(FLUSH_SECONDS)
             with self._lock:
                 chunk = list(self._waiting)
+            # Dagster reads the chunks by their numbers, and waits for the next one: a number
+            # without a chunk would hold up all after it.
             if chunk and self._write(number, chunk):
                 number += 1
                 with self._lock:
+                    # Messages that arrived during the write stand behind those that were written.
                     del self._waiting[: len(chunk)]
                 continue
             if not closing:
@@ -219,7 +224,8 @@ def run_program(
     except UserError as error:
         if not speaks:
             # Where all workers meet the same fault, rank 0 names it and ends, and whoever started
-            # them ends the others with SIGTERM before they repeat it.
+            # them ends the others with SIGTERM before they repeat it. The handler of training
+            # (`lifetime.Interruption`) would only take note of that signal.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(FIRST_SPEAKS_SECONDS)
         print(error if speaks else f"worker {rank}: {error}", file=sys.stderr)
@@ -254,6 +260,7 @@ def read_spec_file(url: str) -> bytes:
 @contextmanager
 def _reasons_named(spec: BaseModel) -> Iterator[None]:
     """Turn an error whose reason is known, such as a full disk, into one message that says it."""
+    # Of an error that names no file, such as one of a full disk, the place of the output is said.
     places = [str(getattr(spec, name)) for name in OUTPUTS if hasattr(spec, name)]
     try:
         yield
@@ -283,6 +290,7 @@ def _reporting(speaks: bool) -> "Iterator[tuple[Report, PipesContext | None]]":
             try:
                 yield session.log.info, session
             except Interrupted as caught:
+                # Raised after the session: an exception that closes it is a failure to Dagster.
                 interrupted = caught
             except UserError as error:
                 session.report_custom_message({ERROR_MESSAGE: str(error)})

@@ -72,11 +72,14 @@ class Child:
         variables = {**(os.environ if environment is None else environment)}
         # It may name this process's own parent.
         variables.pop(PARENT_VARIABLE, None)
+        # Looked for here: by way of this module, the start would succeed and only the exit code
+        # tell.
         if shutil.which(command[0], path=variables.get("PATH")) is None:
             raise UserError(f"There is no program {command[0]!r} here.")
         if not outlives_parent:
             variables[PARENT_VARIABLE] = str(os.getpid())
             command = command if heeds_parent else [*BY_WAY_OF_THIS, *command]
+        # Without input: in a group of its own, a program that reads from the terminal is stopped.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -137,6 +140,7 @@ class Child:
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):
+            # Its group has its number, as it was started as the first of one.
             os.killpg(self.pid, signal.SIGKILL)
 
 
@@ -178,7 +182,7 @@ def wait_for_all(
 
 
 def run_to_end(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """What a program says until it ends, which it does with this process, too."""
+    """Run a program until it ends, or this process does; returns what it said and its exit code."""
     return subprocess.run(
         [*BY_WAY_OF_THIS, *command],
         stdin=subprocess.DEVNULL,
@@ -203,9 +207,12 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     then becomes; SIGKILL ends a process that stands still, too. A parent that died before this call
     is noticed by its place having been taken, and raises SystemExit.
     """
+    # Taken out, since what this program starts has another parent.
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
+    # In this order no death is missed: the other way round, that of a parent between the look and
+    # the request would be neither seen nor signaled.
     LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != int(parent):
         raise SystemExit("The process that started this one has ended.")
@@ -305,10 +312,12 @@ def use_own_temporary_folder() -> None:
             # The folder belongs to the program that started this one, which may end first.
             place = place.parent
         for folder in place.glob(f"{PREFIX}*"):
+            # One without a holder stays: its program may be about to write who it is.
             if is_gone(_holder(folder) or ""):
                 shutil.rmtree(folder, ignore_errors=True)
         own_folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)
-        # Does nothing in a process that was forked from this one.
+        # Does nothing in a process that was forked from this one. Before the holder is written, so
+        # that the folder goes even where a full disk does not let it be.
         Finalize(None, shutil.rmtree, (own_folder,), {"ignore_errors": True}, LAST)
         Path(own_folder, HOLDER_NAME).write_text(describe_holder())
         os.environ["TMPDIR"] = tempfile.tempdir = own_folder

@@ -121,6 +121,7 @@ class PackedRows:
 
 def join_rows(packed: Sequence[PackedRows]) -> PackedRows:
     """Rows one after another; there is at least one group of them."""
+    # Segments keep the numbers of their documents, which the caller counts over all groups.
     before = np.cumsum([0, *(len(rows.segments) for rows in packed)])
     # Without the last offset of each group, which is the first one of the next.
     offsets = [rows.row_offsets[:-1] + first for rows, first in zip(packed, before, strict=False)]
@@ -137,6 +138,7 @@ def join_rows(packed: Sequence[PackedRows]) -> PackedRows:
 def write_shard(folder: Path, name: str, rows: PackedRows, documents: pa.Table) -> None:
     """Write one shard's files into a local folder."""
     tokens = rows.tokens.astype(rows.tokens.dtype.newbyteorder("<"), copy=False)
+    # Nothing is flushed here: committing an artifact flushes all of its files at once.
     tokens.tofile(folder / f"{name}.tokens")
     rows.segments.astype(SEGMENT, copy=False).tofile(folder / f"{name}.segments")
     rows.row_offsets.astype("<i8", copy=False).tofile(folder / f"{name}.rows")

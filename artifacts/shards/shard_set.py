@@ -79,6 +79,7 @@ class ShardFiles:
             status = local.stat() if local.exists() else None
             if status is None or (status.st_size, int(status.st_mtime)) != state:
                 files.download(f"{self.url}/{name}", local)
+                # Last, so that a copy whose download was broken off before this is fetched again.
                 os.utime(local, (state[1], state[1]))
         return local
 
@@ -208,6 +209,7 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
             return values
 
         places = rows - np.append(0, self.ends)[numbers]
+        # A row's segments end where the next row's begin, and the last row has such an offset, too.
         first, last = (gather("row_offsets", numbers, places + n) for n in (0, 1))
         counts = last - first
         return PackedRows(
@@ -252,6 +254,7 @@ class MaskedShardSet(ShardSet):
 
     def read(self, rows: np.ndarray) -> PackedRows:
         packed = super().read(rows)
+        # These rows are copies: what is masked below stays in the shards.
         row_of = np.repeat(np.arange(len(rows)), np.diff(packed.row_offsets))
         numbers = np.searchsorted(self.ends, rows, side="right")[row_of]
         mask = np.zeros(len(row_of), bool)

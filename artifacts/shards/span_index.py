@@ -68,6 +68,7 @@ def _grams(shard: Shard) -> np.ndarray:
     within = spans(np.zeros_like(counts), counts)
     places = np.repeat(starts, counts) + within * STRIDE
     # Hash and place as one number: sorting moves half the memory that two arrays would.
+    # A place fits 32 bits, since a shard aims at 1 GiB of tokens at most (`shard_bytes`).
     return np.sort((hash_grams(tokens, places) << np.uint64(32)) | places.astype(np.uint64))
 
 
@@ -111,9 +112,12 @@ def _postings(shard: Shard, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np
     tokens = np.concatenate([stored[first:last] for first, last in stretches], dtype=np.int32)
     ends = ends_of(np.bincount(owners, lengths)).astype(np.int32)
     entries = np.ones(len(tokens), np.uint8), tokens, ends
+    # scipy keeps repeated entries, and those of a column in the order of the rows: so the
+    # occurrences of a token in one document lie side by side.
     by_token = csr_array(entries, (len(ends) - 1, vocab_size)).tocsc()
     documents, bounds = by_token.indices, by_token.indptr
     is_start = run_starts(documents)
+    # The document that ends one token's entries may begin the next one's.
     is_start[bounds[:-1][np.diff(bounds) > 0]] = True
     starts = np.flatnonzero(is_start)
     # A byte will do: BM25 hardly tells 255 of a word from more.
@@ -143,9 +147,11 @@ class SpanIndex:
         size = path.stat().st_size - skipped
         header = np.fromfile(path, "<i8", _HEADER, offset=skipped) if size >= 64 else np.zeros(8)
         grams, buckets, vocab_size, pairs, documents, self.tokens = map(int, header[1:7])
+        # A document has a text (8 bytes) and a length (4), a pair a document (4) and a count (1).
         expected = 8 * (_HEADER + grams + buckets + vocab_size + 1) + 12 * documents + 5 * pairs
         if int(header[0]) != _MAGIC or size != expected:
             raise DamagedArtifact(f"{path} is cut or no index. Remove it: it is rebuilt.")
+        # The mapping outlives the open file and its name, which cleaning may remove meanwhile.
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         # What is looked up stands here and there: the pages beside it are not wanted.
@@ -185,6 +191,7 @@ class SpanIndex:
         if count <= 0 or not len(self.grams):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         hashes = hash_grams(tokens, np.arange(count))
+        # The directory has 2**bits buckets, and the end of the last one.
         bits = (len(self.directory) - 1).bit_length() - 1
         bucket = hashes >> np.uint64(32 - bits)
         begin, end = self.directory[bucket], self.directory[bucket + np.uint64(1)]

@@ -42,6 +42,7 @@ def make_private(folder: Path) -> Path:
     One that exists is closed to others, too, and to its group unless that may also write: then it
     is shared on purpose, or the group is its owner's own (a umask of 002 goes with such groups).
     """
+    # One by one: `mkdir(parents=True)` would leave those above with the usual rights.
     for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()
@@ -188,6 +189,8 @@ def write(url: str | Path, content: bytes | memoryview, sync: bool = True) -> No
                 file.write(content)
                 file.flush()
                 if sync:
+                    # Before the rename, which may reach the disk first: a loss of power would leave
+                    # an empty file in place of the old one.
                     os.fsync(file.fileno())
             os.replace(temporary, target)
             if sync:
@@ -290,6 +293,7 @@ def upload(path: Path, url: str) -> None:
 def download(url: str, path: Path) -> None:
     """Copy a file to this machine, whatever its size; whoever reads `path` sees it whole."""
     filesystem, source = resolve(url)
+    # One name for all: callers see to it that a file is not fetched twice at once.
     partial = path.with_name(f".{path.name}.partial")
     filesystem.get_file(source, str(partial))
     os.replace(partial, path)
@@ -375,6 +379,7 @@ def resolve(url: str | Path) -> tuple[Any, str]:
 
     # Its own `url_to_fs` takes the `::` in a name for the end of one URL and the start of another.
     if is_local(url):
+        # Folders are made on the way, so that callers treat a disk as they treat a bucket.
         filesystem = fsspec.filesystem("file", auto_mkdir=True)
     else:
         filesystem = fsspec.filesystem(str(url).partition("://")[0])

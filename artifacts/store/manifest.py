@@ -70,6 +70,7 @@ class Manifest(BaseModel):
 
 def dump_with_checksum(record: BaseModel) -> bytes:
     """The fields of a record as JSON, and under `checksum` a hash of them all."""
+    # By way of JSON: a reader hashes the values that he parses, where times are text.
     fields = json.loads(record.model_dump_json())
     return json.dumps(fields | {CHECKSUM: hash_json(fields)}, indent=2).encode()
 
@@ -111,6 +112,7 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
     kind, fingerprint = folder.rstrip("/").split("/")[-2:]
     try:
         manifest = load_with_checksum(content, Manifest)
+        # A manifest that was copied from another artifact has a right checksum as well.
         if (manifest.kind, manifest.fingerprint) != (kind, fingerprint):
             raise ValueError(f"it is the manifest of {manifest.kind}/{manifest.fingerprint}")
     except OtherVersion as other:
@@ -240,4 +242,5 @@ class Editions(BaseModel):
 def content_of(entries: Iterable[FileEntry]) -> str:
     """A hash of an artifact's files, without those that differ each time they are made."""
     lasting = (entry for entry in entries if entry.path.rpartition("/")[2] not in TIMED)
+    # Every file in the cloud has a CRC-32C, whoever wrote it; in a local store none has one.
     return hash_json({entry.path: entry.crc32c or entry.sha256 for entry in lasting})

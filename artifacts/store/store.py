@@ -82,6 +82,7 @@ class Draft:
         identity = self.identity
         self.identity = self.editions.settle(identity, content_of(entries))
         folder = f"{self.root}/{layout.artifact(identity.kind, self.identity.fingerprint)}"
+        # Under its own name there is none: the maker looked for it once it had the lease.
         content = files.find(f"{folder}/{MANIFEST_NAME}") if self.identity != identity else None
         by = {"python": platform.python_version(), "revision": code_revision()}
         manifest = Manifest(
@@ -111,6 +112,7 @@ def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Ed
     path.mkdir()
     folder = layout.artifact(identity.kind, identity.fingerprint)
     if files.is_local(root):
+        # What lies there without a manifest would be in the way of the rename that commits.
         if not files.exists(f"{root}/{folder}/{MANIFEST_NAME}"):
             _discard(Path(root, folder), making)
         return Draft(identity, root, path, os.fspath(path), editions)
@@ -135,6 +137,7 @@ def _commit_remote(draft: Draft, lease: ObjectLease) -> Manifest:
     uploads = f"{draft.root}/{layout.UPLOADS_FOLDER}"
     staged = upload_folder(draft.path, draft.url, uploads, before_write=lease.check)
     staged_paths = {UPLOADING_NAME, *(entry.path for entry in staged)}
+    # What a job has written into the folder by itself is part of the artifact, too.
     manifest, before = draft.settle(
         staged + [entry for entry in remote_entries(draft.url) if entry.path not in staged_paths]
     )
@@ -293,7 +296,8 @@ class Store:
         fingerprints = [
             edition.fingerprint for edition in editions if edition.libraries == identity.libraries
         ]
-        # First what these libraries are on record as having made, newest first.
+        # First what these libraries are on record as having made, newest first; last the identity's
+        # own name, for a store whose record a backup took away.
         names = (*reversed(fingerprints), identity.fingerprint)
         return next(filter(None, (self.find_named(identity.kind, name) for name in names)), None)
 
@@ -334,6 +338,7 @@ class Store:
         def note(content: bytes | None) -> bytes | None:
             record = self._parse_editions(content, place)
             known_keys = [(edition.fingerprint, edition.libraries) for edition in record.editions]
+            # What was rewritten is not what the libraries made, and must not be taken for it.
             own = Edition(
                 libraries=manifest.libraries,
                 fingerprint=artifact.fingerprint,
@@ -418,6 +423,8 @@ class Store:
             finally:
                 files.remove(f"{self.root}/{place}")
             artifact = Artifact(self, commit(draft, lease))
+            # If the content is that of an earlier edition, these libraries are recorded as making
+            # the same.
             self.enter(artifact, identity.libraries, "all files")
             return artifact, True
 

@@ -189,6 +189,7 @@ def _open_model(url: str) -> Any:
         return _load(url)
     # fastText opens only local files.
     with tempfile.NamedTemporaryFile() as file:
+        # The file may go afterwards: fastText reads all of it into memory.
         files.download(url, Path(file.name))
         return _load(file.name)
 

@@ -127,6 +127,7 @@ validation text; for others on record, 1 is added."""
 _DIGITS = 15
 """Hexadecimal digits compared; 60 bits are exact in Python and in Spark's long alike."""
 
+# A new split needs a place in `NAMES`, since its code says how strict it is.
 assert set(get_args(Split)) == {*NAMES[1:]}
 
 

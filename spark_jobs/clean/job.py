@@ -166,6 +166,7 @@ def _run(job: JobRun, spec: CleanSpec) -> dict[str, Any]:
         f"{outcome.exact_copies:,} exact copies; {outcome.candidates:,} candidate pairs, "
         f"{outcome.verified:,} of them compared, {outcome.near_copies:,} near-copies"
     )
+    # Before anything is written: it raises where no document is left.
     stats = corpus_stats(outcome, settings) | {"past": outcome.left.count}
     labels = _write(run, outcome, parts, spec.output)
     if similar.num_rows:

@@ -104,6 +104,7 @@ def quality_filter(name: QualityFilter) -> Check:
     check = types[name]()
 
     def reason(text: str) -> str | None:
+        # datatrove's filters return a bool, or a bool and the reason.
         result = check.filter(Document(text=text, id=""))
         kept, why = result if isinstance(result, tuple) else (result, None)
         return None if kept else ":".join(filter(None, (name, why)))
@@ -452,6 +453,7 @@ def fixed_binary(rows: np.ndarray) -> pa.Array:
 
 def matrix_of(values: pa.Array, dtype: type) -> np.ndarray:
     """Fixed-size binary values as a matrix again, one row a value."""
+    # A slice of a column shares the buffer of the whole.
     width = values.type.byte_width // np.dtype(dtype).itemsize
     content: np.ndarray = np.frombuffer(values.buffers()[1], dtype)
     return content[values.offset * width :][: len(values) * width].reshape(-1, width)

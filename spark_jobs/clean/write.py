@@ -67,6 +67,7 @@ def write_part(
     identity = hashlib.sha256(prepared.origin.encode() + stay.serialize())
     # Not synced by itself, but with the whole artifact when it is finished.
     files.write(url, cached(cache, f"{key}-{identity.hexdigest()}", make), sync=False)
+    # From the file, since what came from the cache was not made here.
     labels = read_table(url, [classifier.name for classifier in classifiers])
     return {"labels": {name: Counter(labels[name].to_pylist()) for name in labels.column_names}}
 

@@ -93,6 +93,7 @@ class NGrams:
     def text_keys(self) -> np.ndarray:
         """A hash of each text's n-grams: uint64, shape (texts,)."""
         keys = np.zeros(len(self.sizes), np.uint64)
+        # A sum, which wraps around at 2**64, is the same in any order of the n-grams.
         np.add.at(keys, self.texts, mix(self.hashes))
         return keys
 
@@ -208,6 +209,8 @@ def overlaps(ngrams: Shingles, references: NGrams) -> np.ndarray:
 def save_ngrams(folder: str, ngrams: NGrams) -> str:
     """Write n-grams where tasks find them, under a hash of their content; return the URL."""
     content = io.BytesIO()
+    # numpy states no time in the archive, so equal n-grams are equal bytes, by which caches know
+    # them.
     np.savez(content, hashes=ngrams.hashes, texts=ngrams.texts, sizes=ngrams.sizes)
     digest = hashlib.sha256(content.getvalue()).hexdigest()
     url = f"{folder}/ngrams-{digest[:32]}.npz"

@@ -64,6 +64,7 @@ def _tables(source: BigQuery) -> dict[str, Any]:
     names: list[Any] = [source.table]
     try:
         if source.query:
+            # A dry run costs nothing, and says which tables the query would read.
             plan = client.query(source.query, job_config=QueryJobConfig(dry_run=True))
             names = list(plan.referenced_tables)
         if len(names) in (0, CUT_LIST):

@@ -41,6 +41,7 @@ def are_row_numbers(
     (`RawCorpusSettings.numbered_sources`), since the keys of others may look alike."""
     begins = pc.replace_substring_regex(ids, _NUMBER, "")
     of_file = pc.match_substring_regex(begins, _ROWS)
+    # A row of a file is `<path>:<number>`, one of a dataset `<source>:<number>`.
     has_form = pc.and_(pc.not_equal(begins, ids), pc.or_(of_file, pc.equal(begins, sources)))
     return pc.and_(has_form, pc.is_in(sources, pa.array(numbered, pa.string())))
 
@@ -51,6 +52,7 @@ def is_row_number(identifier: str, source: str) -> bool:
     return bool(are_row_numbers(ids, sources, [source])[0].as_py())
 
 
+# The number, and what makes an id unique where it comes again (`opened.UniqueIds`).
 _NUMBER = r":\d+(#\d+)*$"
 _ROWS = (
     rf"(?i)\.({'|'.join(formats.NUMBERED_ENDINGS)})"
@@ -93,6 +95,7 @@ def judge_faults(
         faults: documents by reason; empty ones count as sound, whole files set aside do not count.
         examples: messages of the first ones.
     """
+    # Not every kind of source has these two settings.
     if getattr(source, "on_bad_file", "stop") == "quarantine":
         return
     maximum_share = getattr(source, "maximum_faulty_share", 0.0)

@@ -366,8 +366,11 @@ def change_ids(url: str, changed: Mapping[int, str]) -> None:
             for row in changed.keys() & range(first, first + len(ids)):
                 ids[row - first] = changed[row]
             column = pa.array(ids, pa.string())
+            # The first column of `SCHEMA` is the id.
             writer.write_table(table.set_column(0, table.schema.field("id"), column))
             first += len(ids)
+    # In the old file's place, and not into it: files of equal chunks are links to one another
+    # (`snapshot._lay_out`), and the others keep their ids.
     files.write(url, sink.getvalue().to_pybytes(), sync=False)
 
 

@@ -98,6 +98,8 @@ ExampleColumns = Annotated[
 ]
 
 
+# Names of tables and columns enter statements as they are, between backquotes (`bigquery`): nothing
+# that these patterns allow ends such a name.
 TABLE = r"^[A-Za-z0-9_-]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+$"
 COLUMN = r"^[A-Za-z_][A-Za-z0-9_]{0,299}$"
 _COMMENTS = r"(?:\s|--.*\n|#.*\n|/\*(?:[^*]|\*(?!/))*\*/)*"

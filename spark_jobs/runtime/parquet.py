@@ -124,6 +124,7 @@ def _parts_of(file: str, columns: list[str], asset: str) -> list[Part]:
             file,
             number,
             metadata.row_group(number).num_rows,
+            # The file has one origin for all of its row groups, which their numbers tell apart.
             f"{origin.decode()}/{number}" if origin else None,
         )
         for number in range(metadata.num_row_groups)
@@ -324,6 +325,8 @@ def cached_rows(
         is_known = np.asarray(pc.is_in(ids, cached_table["id"]))
     if cached_table is None or not is_known.all():
         missing = np.flatnonzero(~is_known)
+        # Of two runs that add rows to an entry at once, the last one's stay; the others are made
+        # again.
         new_rows = make(missing).append_column("id", ids.take(pa.array(missing)))
         cached_table = (
             new_rows if cached_table is None else pa.concat_tables([cached_table, new_rows])

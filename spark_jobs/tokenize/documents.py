@@ -156,6 +156,7 @@ def _tokenize_batch(
     batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: ShardPlan
 ) -> pa.RecordBatch:
     ids, offsets = tokenizer.encode(batch["text"])
+    # Before ids are written as `plan.dtype`, in which numpy makes a larger one another id silently.
     if len(ids) and int(ids.max()) >= plan.vocab_size:
         worst = int(np.searchsorted(offsets, int(ids.argmax()), side="right")) - 1
         raise UserError(
@@ -163,6 +164,7 @@ def _tokenize_batch(
             f"model's vocabulary of {plan.vocab_size}: tokenizer and model do not belong together."
         )
     tokens, bounds = _enclose(ids, offsets, plan)
+    # numpy counts the bounds in 64 bits, and `binary` has offsets of 32.
     packed = pa.Array.from_buffers(
         pa.large_binary(),
         batch.num_rows,
@@ -181,12 +183,14 @@ def _tokenize_examples(
     documents: pa.Table, lines: pa.ChunkedArray, tokenizer: DocumentTokenizer, plan: ShardPlan
 ) -> pa.Table:
     """`id` and `text`, with the examples that they are, to `TOKENIZED_SCHEMA`."""
+    # Of examples as well, whose `position` and `absent` are those of their plain text.
     plain = _tokenize(documents, tokenizer, plan).to_pylist()
     encoder = plan.example_tokenizer(tokenizer.files)
     rows = []
     for identifier, line, row in zip(
         documents["id"].to_pylist(), lines.to_pylist(), plain, strict=True
     ):
+        # Among examples, text to replay is plain text, and stays as it was tokenized.
         if line is not None:
             encoded = encoder.encode(read_example(line), identifier)
             row |= {
@@ -271,6 +275,7 @@ def _position(identifier: str, copy: int) -> int:
     """A number in [0, 2**63) that shuffles documents; it depends only on the id and the copy."""
     salt = copy.to_bytes(8, "little")
     digest = hashlib.blake2b(identifier.encode(), digest_size=8, salt=salt).digest()
+    # One bit less, since the column is of signed numbers.
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -142,6 +142,7 @@ def _run(job: JobRun, spec: TokenizeSpec) -> dict[str, Any]:
         key=tokens_key(files, engine, plan),
         overlaps=PartOverlaps.of(plan.decontamination.ngram_size, spec.cache),
     )
+    # Receivers are numbered from 0, and the one of `unused` is the last.
     records = shuffle(job, parts, tokenize, partial(receive, plan=plan), plan.unused + 1)
     shards = [record["shard"] for record in records if "shard" in record]
     removed, unused = Counter[str](), Counter[str]()
@@ -338,6 +339,7 @@ def write_card(output: str, stats: dict[str, Any], settings: dict[str, Any]) -> 
     sources = [f"| {name} | {count:,} |" for name, count in stats["tokens_by_source"].items()]
     weights = stats["mixing"]["weights"] or "each source once"
     removed = sum(stats["removed_as_overlapping_held_out"].values())
+    # The engine is not named: either one makes the same shards, so the card must be the same, too.
     card = "\n".join(
         [
             "# Packed token rows",

@@ -151,6 +151,7 @@ def write_documents(
     if packed != len(tokens):
         raise AssertionError(f"packing {name} made {packed} tokens of {len(tokens)}")
     table = documents.append_column("length", pa.array(lengths, pa.int64()))
+    # In the order of `DOCUMENT_SCHEMA`, where `tokens` is a count: here `length`.
     columns = ["id", "cluster", "source", "bytes", "length", "text_hash", "slice"]
     table = table.select(columns)
     _store(plan.output, name, rows, table.rename_columns(format.DOCUMENT_SCHEMA.names))
@@ -190,7 +191,7 @@ def _pack(
     ends = np.append(0, np.cumsum(lengths))
     packed = []
     if marks is not None:
-        # A token and its mark are packed as one number.
+        # A token and its mark are packed as one number, so that packings know nothing of marks.
         tokens = tokens.astype(np.uint32) | marks.astype(np.uint32) << MARK_BIT
     for first, last in itertools.pairwise(bounds.tolist()):
         starts = ends[first:last] - ends[first]
@@ -263,6 +264,8 @@ def _streams(
     for to, rows in send(part):
         order = np.argsort(to, kind="stable")
         ordered = rows.combine_chunks().take(order)
+        # A record for each document was tried: the job took 12.3 s of a processor for 5 MB, in
+        # place of 8.6 s.
         bounds = np.unique(to[order], return_index=True, return_counts=True)
         for number, first, count in zip(*(column.tolist() for column in bounds), strict=True):
             yield number, to_stream(ordered.slice(first, count))

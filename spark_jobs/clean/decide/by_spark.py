@@ -95,6 +95,7 @@ class SparkDecider(decider.Decider):
         counted = work.collect(counts, "counting documents")
         copies = _exact_copies(fates).union(_near_copies(texts, near.edges))
         stay = texts.where("stays")
+        # Documents that have left the sources are not counted.
         sizes = texts.groupBy("cluster").agg(F.sum("present").alias("value")).where("value > 0")
         slices = stay.groupBy("slice", "split").agg(F.count("*").alias("documents"))
         exact = work.collect(groups.selectExpr("sum(members - 1) as copies"), "counting copies")
@@ -114,6 +115,7 @@ class SparkDecider(decider.Decider):
             cluster_sizes=self._histogram(sizes),
             examples=self._examples(fates, counted),
             slice=slice_,
+            # Over no rows, the sum is null.
             exact_copies=exact[0]["copies"] or 0,
             near_copies=near.edges.count(),
             candidates=near.candidates,
@@ -165,6 +167,7 @@ class SparkDecider(decider.Decider):
         """Rows of the record whose texts none of these documents has, and are not forgotten."""
         if self._record is None:
             return PartRows({})
+        # Forgotten text leaves the record, too: it would be written into the new corpus otherwise.
         forgotten = F.col("text_hash").isin(list(self._run.forgotten.hidden))
         missing = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
         return self._work.by_part(missing, decider.CHOSEN_SCHEMA, "comparing with the record")
@@ -271,8 +274,11 @@ def group_exact(
         .groupBy("text_hash")
         .agg(
             F.min(best).alias("best"),
+            # Codes rise with strictness: where the documents of a text differ, the strictest
+            # counts.
             F.max("by_text").alias("by_text"),
             F.max("by_id").alias("by_id"),
+            # A text is as old as the first of its documents.
             F.min("slice").alias("slice"),
             F.max((forced == history.TRAIN) & ~F.col("past")).alias("to_train"),
             F.count("*").alias("members"),
@@ -298,6 +304,7 @@ def thin_out(work: Work, texts: DataFrame, keep: int | None) -> DataFrame:
     """The texts that `in_memory.thin_out` leaves."""
     forced = F.col("forced")
     judges = forced >= history.VALIDATION
+    # Rises where `history.representative_rank` falls, since the window sorts upwards.
     rank = F.when(judges, -forced).when(forced == history.REPLAY, 1).otherwise(0)
     is_new = F.col("by_text") == history.NONE
     order = Window.partitionBy("shape").orderBy(is_new, rank, "text_hash")

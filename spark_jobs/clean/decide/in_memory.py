@@ -99,6 +99,7 @@ class PreparedParts:
 
         def read(group: tuple[PreparedPart, np.ndarray, np.ndarray]) -> None:
             part, places, rows = group
+            # Threads do not meet: each part has places of its own.
             result[places] = matrix_of(part.read_rows(column, pa.array(rows)), dtype)
 
         with ThreadPoolExecutor(READERS) as readers:
@@ -346,6 +347,8 @@ def thin_out(
     table = documents.select(["shape", "past"]).take(texts.representatives)
     # A text is new if none of its documents is on record.
     is_new = np.ones(table.num_rows, bool)
+    # `at`, since a text has several documents: plain indexing would keep what the last of them
+    # says.
     np.logical_and.at(is_new, texts.group, recorded.by_text[texts.members] == NONE)
     numbers = np.flatnonzero(pc.and_not(table["shape"].is_valid(), table["past"]))
     shapes = table["shape"].take(numbers).to_numpy()
@@ -501,6 +504,7 @@ def _list_duplicates(
     others = np.concatenate([edges.right, edges.left])
     similarity = np.tile(edges.similarity, 2)
     order = np.lexsort((others, -similarity, ends))
+    # The search finds each one: a text that another one replaces has an edge.
     first = order[np.searchsorted(ends[order], near)] if len(near) else order[:0]
     copies = pa.array(np.concatenate([texts.members[exact], representatives[near]]))
     replaced = np.concatenate([texts.group[exact], near])

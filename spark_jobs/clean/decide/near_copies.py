@@ -145,6 +145,8 @@ def remember_pairs(
 
     def compare_new(pairs: np.ndarray) -> np.ndarray:
         # A pair is named by its texts' hashes, since the numbers of documents change between runs.
+        # The lower number comes first, and numbers rise with the hashes (`in_memory.group_exact`):
+        # so a pair has one name in all runs.
         names = hashes[pairs].reshape(len(pairs), 2 * hashes.shape[1])
         similarity = cached_rows(
             cache,

@@ -133,6 +133,7 @@ def window_pairs(
 def _read_bands(_: int, item: tuple[PreparedPart, RowLocation]) -> pa.Table:
     part, place = item
     rows = place.read()
+    # Spark has no unsigned numbers. Keys are only compared, so their sign does not matter.
     keys = matrix_of(part.read_rows("bands", rows["row"]), np.int64)
     count, bands = keys.shape
     columns = [keys.ravel(), np.tile(np.arange(bands), count), np.repeat(rows["text"], bands)]
@@ -229,6 +230,7 @@ def _read_signatures(part: PreparedPart, rows: pa.Array) -> pa.Array:
 
 def _read_shingles(part: PreparedPart, rows: pa.Array, words: int) -> pa.Array:
     sets = shingle_sets(part.read_rows("text", rows).to_pylist(), words)
+    # Signed, as Spark has no other numbers; equal hashes stay equal.
     return pa.array([hashes.view(np.int64) for hashes in sets], pa.list_(pa.int64()))
 
 

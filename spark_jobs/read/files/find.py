@@ -96,6 +96,7 @@ class Walk:
         if entry.name.startswith(".") and not self.source.hidden:
             return "hidden"
         if entry.is_dir(follow_symlinks=False):
+            # Both paths are without links, as no link to a folder is followed.
             return STORE if entry.path == self.store else None
         if not entry.is_symlink():
             return None

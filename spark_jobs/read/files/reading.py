@@ -66,6 +66,7 @@ class Digests:
             return known if state == file.listed_state else file.digest(tick)
 
         def is_settled(state: State) -> bool:
+            # An object is known by its checksum, whenever it was written.
             written = max(state[2:]) if isinstance(state, tuple) else 0
             return began - written > SETTLED_NANOSECONDS
 
@@ -78,6 +79,8 @@ class Digests:
             for file in listed
             if is_settled(file.listed_state)
         }
+        # Of two processes that look at once, the last one's record stays; the other's files are
+        # hashed again.
         if self._path is not None and now != recorded:
             self._known[source] = now
             files.write(self._path, json.dumps(self._known).encode())

@@ -87,7 +87,8 @@ class Content:
 
     @contextmanager
     def open(self, ahead: bool = False) -> Iterator[io.BufferedReader]:
-        """Open the unpacked bytes; `ahead` of reading them again, `tick` only watches the time.
+        """Open the unpacked bytes. Those that are read `ahead` are read again later, so that `tick`
+        counts none of them and only watches the time.
 
         Raises:
             BadFile: they are damaged, cut off, far too many, or decoded within the context and in
@@ -101,6 +102,7 @@ class Content:
         try:
             with self.file.open(tick) as handle:
                 yield unpacked(handle, compression, self.maximum_unpacked, shown, tick)
+        # Before `DAMAGES`, among which it is as an OSError.
         except FileNotFoundError as error:
             raise SourceChanged(f"{shown} was removed while it was read") from error
         except UnicodeDecodeError as error:
