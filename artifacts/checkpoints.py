@@ -223,6 +223,7 @@ def remove_all(run_url: str) -> int:
 
 def _step_folders(run_url: str) -> list[tuple[int, str]]:
     names = filter(None, map(STEP_FOLDER.fullmatch, files.list_names(run_url)))
+    # As numbers: by their names, step 10 would come before step 9.
     steps = sorted(int(name[1]) for name in names)
     return [(step, step_url(run_url, step)) for step in steps]
 

@@ -328,7 +328,7 @@ class ObjectLease:
                 with self._lock:
                     self._renew(self._content)
             except Exception:
-                # Unreachable for now: the lease holds until its lifetime is over.
+                # Storage may be out of reach for a while: the lease holds for its lifetime.
                 if time.monotonic() - self._renewed < LIFETIME_SECONDS:
                     continue
                 self.lost = True

@@ -120,6 +120,7 @@ def own_config(folder: Path) -> dict[str, Any]:
             "with PEFT's merge_and_unload and save_pretrained."
         )
     config = _read_json(folder / CONFIG_NAME)
+    # These two files are read for their faults alone.
     read_generation_config(folder)
     if (folder / TOKENIZER_CONFIG_NAME).exists():
         _read_json(folder / TOKENIZER_CONFIG_NAME)

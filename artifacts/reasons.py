@@ -154,6 +154,7 @@ def _of_memory(error: BaseException) -> str | None:
     if not out_of_memory and type(error).__name__ != "OutOfMemoryError":
         return None
     if gpu := GPU_MEMORY.search(text):
+        # Training notes on the error what took the memory.
         took = "".join(f"{note} " for note in getattr(error, "__notes__", ()))
         return (
             f"The GPU's memory ran out: {gpu['wanted']} more were asked for where {gpu['free']} of "
@@ -184,6 +185,7 @@ _SPARK_ENDED = {
 
 def _of_spark(error: BaseException) -> str | None:
     text = f"{type(error).__name__}: {error}"
+    # It comes as text from Java, without the number by which `_of_system` tells it.
     if "org.apache.spark" in text and "No space left on device" in text:
         return (
             "No space left on a disk that Spark writes to: that of its shuffles "

@@ -67,7 +67,7 @@ def read_yaml(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from None
     except (yaml.YAMLError, ValueError) as error:
-        # A ValueError is also a date that is none.
+        # A date that does not exist, such as 2031-02-30, raises ValueError.
         tab = " Indent with spaces." if "found character '\\t'" in str(error) else ""
         raise UserError(f"{path} is not valid YAML: {error}{tab}") from error
 

@@ -209,6 +209,7 @@ def run_program(
     speaks = rank == "0"
     try:
         with _reporting(speaks) as (report, session):
+            # Within the session, so that Dagster hears of a fault in the spec, too.
             spec = read_spec(options.spec, spec_type)
             with _reasons_named(spec):
                 libraries: dict[str, str] = getattr(spec, "libraries", {})

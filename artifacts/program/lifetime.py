@@ -130,7 +130,7 @@ class Child:
     def end(self, seconds: float) -> int:
         """Ask it to end, and end it after some seconds; returns its exit code."""
         self.signal(signal.SIGTERM)
-        # One that was stopped hears it once it goes on.
+        # To a program that is stopped, the signal comes only once it continues.
         self.signal(signal.SIGCONT)
         if self.wait(seconds) is None:
             self.kill()
@@ -257,10 +257,10 @@ def end_descendants() -> None:
 
     deadline = time.monotonic() + END_SECONDS
     for process in running():
-        # One of another user's, as by sudo, may not be asked.
+        # A process of another user, such as one that sudo started, may not be signaled.
         with suppress(psutil.Error):
             process.terminate()
-            # One that was stopped hears it once it goes on.
+            # To a program that is stopped, the signal comes only once it continues.
             process.resume()
     while (survivors := running()) and time.monotonic() < deadline + KILL_SECONDS:
         for process in survivors if time.monotonic() > deadline else ():
@@ -302,7 +302,7 @@ def use_own_temporary_folder() -> None:
 
     # `tempfile` caches its first answer; without that, TMPDIR is read again.
     tempfile.tempdir = None
-    # Whoever needs a temporary file names the fault.
+    # Whoever needs a temporary file later tells of the fault.
     with suppress(OSError):
         place = Path(tempfile.gettempdir())
         holder = _holder(place)

@@ -47,6 +47,7 @@ def build_index(shard: Shard, texts: np.ndarray, vocab_size: int) -> bytes:
     lengths = np.asarray(shard.documents(["tokens"])["tokens"].to_numpy(), np.uint32)
     sizes = [len(grams), len(directory), vocab_size, len(documents), len(texts)]
     header = np.array([_MAGIC, *sizes, lengths.sum(), 0], "<i8")
+    # `SpanIndex` maps them in this order; wide values come before narrow ones, so all are aligned.
     tables = (header, grams, directory, offsets, texts, lengths, documents, counts)
     return b"".join(table.tobytes() for table in tables)
 

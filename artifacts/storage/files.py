@@ -391,6 +391,7 @@ def storage_errors() -> tuple[type[Exception], ...]:
 
     gcsfs tries for half a minute by itself, and then gives its libraries' errors as they came.
     """
+    # Whoever works in a bucket has loaded it by then; elsewhere its errors cannot arise.
     if "gcsfs" not in sys.modules:
         return (OSError,)
     from gcsfs.retry import HttpError

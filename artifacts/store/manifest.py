@@ -91,7 +91,8 @@ def load_with_checksum(content: bytes, record: type[Record]) -> Record:
     `OtherVersion` where only the fields are others."""
     try:
         fields = json.loads(content)
-        # Taken out first: the hash is that of all other fields.
+        # Taken out first: the hash is that of all other fields. It is compared before these are
+        # read: only in a record that is as it was written do other fields mean another version.
         if fields.pop(CHECKSUM, None) != hash_json(fields):
             raise ValueError("it was changed after it was written")
         return record.model_validate(fields)

@@ -384,6 +384,7 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
     if ngrams:
         limits = settings.decontamination
         overlap = overlaps(ngrams_of(words, limits.ngram_size), load_ngrams(ngrams))
+        # No fault is replaced: documents that have one count as empty, and overlap with nothing.
         for number in np.flatnonzero(overlap > limits.maximum_overlap):
             faults[number] = "overlaps_evaluation"
     found_shapes, shares = shapes(folded, words)

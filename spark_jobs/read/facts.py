@@ -177,6 +177,8 @@ def tell(
             first = number % len(sentences)
             sentences = sentences[first:] + sentences[:first]
             for part, start in enumerate(range(0, len(sentences), per_document)):
+                # Two subjects may give one name: ids that repeat are numbered
+                # (`opened.number_repeated_ids`).
                 name = re.sub(r"\W+", "_", subject.lower())
                 text = " ".join(sentences[start : start + per_document])
                 yield f"{name}/{number + 1}.{part + 1}", text

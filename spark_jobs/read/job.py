@@ -125,6 +125,7 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
     copied = map_tasks(spark, "copying text", chunks, copy, report)
     if changed := next((record for record in copied if CHANGED in record), None):
         return changed
+    # In the order of `chunks`, which is that of the sources and of the chunks of each.
     copies = iter(copied)
     records: snapshot.Records = {}
     for source in spec.sources:

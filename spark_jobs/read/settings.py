@@ -329,6 +329,7 @@ class BigQuery(Settings):
         if query is None:
             return None
         stripped = query.strip().rstrip(";")
+        # A second statement would follow a semicolon; one within a text is refused, too.
         if not SELECT.match(stripped) or ";" in stripped:
             raise ValueError("only one SELECT statement (or WITH ... SELECT) is allowed")
         return stripped

@@ -123,6 +123,7 @@ def survey(
     return result
 
 
+# None of `streams.DAMAGES`, so that no reader takes it for a damaged file.
 class _TimeIsUpError(Exception):
     pass
 

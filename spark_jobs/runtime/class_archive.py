@@ -26,6 +26,7 @@ def make() -> None:
     """
     session.prepare_environment()
     session.CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+    # An archive that is there would be among the options of the session that makes the new one.
     for path in (session.CLASS_ARCHIVE, _JAVA_ARCHIVE):
         path.unlink(missing_ok=True)
     java = f"{os.environ['JAVA_HOME']}/bin/java"

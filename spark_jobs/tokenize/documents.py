@@ -96,6 +96,7 @@ def tokenize_part(
     number, part = numbered
     documents = part.read(["id", "source", "cluster", "bytes", "text_hash", "split", "slice"])
     ids, name = documents["id"], part.content_name()
+    # Read once at most, and not at all where tokens and overlaps come from the cache.
     texts = cache(lambda: part.read(["text"])["text"])
 
     def tokenize(places: np.ndarray) -> pa.Table:

@@ -440,6 +440,7 @@ def _facts_of(batch: pa.RecordBatch) -> history.TextFacts:
 def _state_facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Add to each text what it contributes to the facts about its cluster."""
     for batch in batches:
+        # In the order of the fields, as the columns of `_FACTS` are.
         facts = vars(_facts_of(batch).for_cluster()).values()
         names = [*batch.schema.names, *_FACTS.values()]
         yield pa.record_batch([*batch.columns, *map(pa.array, facts)], names)

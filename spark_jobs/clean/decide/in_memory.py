@@ -146,6 +146,7 @@ class InMemoryDecider(decider.Decider):
             [("bytes", "count"), ("bytes", "sum"), ("repaired", "sum")]
         )
         numbers = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
+        # All but `row`, which `split_rows` adds.
         rows = documents.select(decider.DECIDED_SCHEMA.names[1:]).take(pa.array(numbers))
         slices = stay.group_by(["slice", "split"]).aggregate([([], "count_all")])
         return decider.DecidedDocuments(
