@@ -109,8 +109,8 @@ def find_newest(
             if checkpoint is None:
                 report(f"The checkpoint of step {step} was not finished and is left out ({url}).")
                 continue
-            # Before the files are read, which takes long: nobody needs to know whether they are
-            # whole where the run is another one.
+            # Before the files are read, which takes long: those of another run are of no use, whole
+            # or not.
             _refuse_other_content(checkpoint, content)
             check(checkpoint)
         except DamagedArtifact as damage:
@@ -141,7 +141,6 @@ def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -
     no checkpoint that early.
     """
     own_step = newest_step(target_url)
-    # A copy would take the place of steps that the other run has trained itself.
     if own_step is not None:
         return own_step
     for step, url in reversed(_step_folders(run_url)):

@@ -70,7 +70,7 @@ def extra_of(module: str) -> str | None:
     None where none does, or where llm-assets itself is not installed as a distribution.
     """
     name = module.partition(".")[0]
-    # Names of distributions are the same in either case, and with `_` as with `-` (PEP 503).
+    # Names of distributions mean the same in upper and lower case, and with `_` as with `-`.
     distribution = _DISTRIBUTIONS.get(name, name).replace("_", "-").lower()
     try:
         requirements = importlib.metadata.requires("llm-assets") or []

@@ -58,9 +58,9 @@ def holder_in_words(description: str) -> str:
     try:
         holder = json.loads(description)
         who = f"process {holder['process']} on {holder['host']}"
-    # A lock file is empty until its holder has written it; a lease object holds a manifest while
-    # that is committed.
     except (ValueError, KeyError, TypeError):
+        # A lock file is empty until its holder has written it; a lease object holds a manifest
+        # while that is committed.
         return "another process"
     return f"{who} (since {holder['since']})" if "since" in holder else who
 
@@ -149,8 +149,8 @@ def local_lease(
     they raise ends the wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # What the last holder wrote is still in it, and everything written would be appended to that.
     with _lock(path, on_wait, at_each_look) as file:
+        # What the last holder wrote is still there, and whatever is written comes behind it.
         file.seek(0)
         file.truncate()
         file.write(_describe_hold())

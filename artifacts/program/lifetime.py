@@ -316,8 +316,8 @@ def use_own_temporary_folder() -> None:
             if is_gone(_holder(folder) or ""):
                 shutil.rmtree(folder, ignore_errors=True)
         own_folder = tempfile.mkdtemp(prefix=PREFIX, dir=place)
-        # Does nothing in a process that was forked from this one. Before the holder is written, so
-        # that the folder goes even where a full disk does not let it be.
+        # Does nothing in a process that was forked from this one. Before the holder's file, so
+        # that the folder goes even where a full disk keeps that from being written.
         Finalize(None, shutil.rmtree, (own_folder,), {"ignore_errors": True}, LAST)
         Path(own_folder, HOLDER_NAME).write_text(describe_holder())
         os.environ["TMPDIR"] = tempfile.tempdir = own_folder

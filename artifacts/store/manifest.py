@@ -70,7 +70,7 @@ class Manifest(BaseModel):
 
 def dump_with_checksum(record: BaseModel) -> bytes:
     """The fields of a record as JSON, and under `checksum` a hash of them all."""
-    # By way of JSON: a reader hashes the values that he parses, where times are text.
+    # By way of JSON: a reader hashes the values that it parses, where times are text.
     fields = json.loads(record.model_dump_json())
     return json.dumps(fields | {CHECKSUM: hash_json(fields)}, indent=2).encode()
 

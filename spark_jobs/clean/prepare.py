@@ -454,9 +454,9 @@ def fixed_binary(rows: np.ndarray) -> pa.Array:
 
 def matrix_of(values: pa.Array, dtype: type) -> np.ndarray:
     """Fixed-size binary values as a matrix again, one row a value."""
-    # A slice of a column shares the buffer of the whole.
     width = values.type.byte_width // np.dtype(dtype).itemsize
     content: np.ndarray = np.frombuffer(values.buffers()[1], dtype)
+    # A slice of a column shares the buffer of the whole.
     return content[values.offset * width :][: len(values) * width].reshape(-1, width)
 
 

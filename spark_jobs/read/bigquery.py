@@ -184,8 +184,7 @@ def export_statement(source: BigQuery, folder: str) -> str:
 
     Unordered: BigQuery would sort on one worker, which a large table exceeds.
     """
-    # In place of the asterisk, of which there must be one, BigQuery writes the numbers of the
-    # files.
+    # BigQuery wants exactly one asterisk, in whose place it numbers the files.
     return (
         f"EXPORT DATA OPTIONS (uri = '{folder}/part-*.parquet', format = 'PARQUET') AS "
         f"SELECT CAST(`{source.id_column}` AS STRING) AS id, `{source.text_column}` AS text "

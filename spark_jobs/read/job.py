@@ -190,7 +190,7 @@ def number_repeated_ids(work: Work, parts: list[str], report: Report) -> int:
     order.
     """
     ids = work.over_parts(parts, _read_ids, _ID_SCHEMA)
-    # Two families of one hash do no harm: within, ids are told apart by themselves (`UniqueIds`).
+    # Two families of one hash do no harm: `UniqueIds` goes by whole ids.
     families = ids.withColumn("family", F.xxhash64(F.regexp_replace("id", _ENDINGS, "")))
     # A family lies in one partition, in the snapshot's order, whichever parts its ids are from.
     ordered = families.repartition("family").sortWithinPartitions("family", "part", "row")

@@ -325,13 +325,12 @@ def cached_rows(
         is_known = np.asarray(pc.is_in(ids, cached_table["id"]))
     if cached_table is None or not is_known.all():
         missing = np.flatnonzero(~is_known)
-        # Of two runs that add rows to an entry at once, the last one's stay; the others are made
-        # again.
         new_rows = make(missing).append_column("id", ids.take(pa.array(missing)))
         cached_table = (
             new_rows if cached_table is None else pa.concat_tables([cached_table, new_rows])
         )
         # Earlier rows stay: of two corpora that alternate, neither computes the other's rows again.
+        # Of two runs that write at once the last one's rows stay, and the others are made again.
         write_cached(folder, key, to_stream(cached_table))
     return cached_table.take(pc.index_in(ids, cached_table["id"])).drop_columns("id")
 

@@ -192,7 +192,7 @@ def _plan(
             settings,
             survey.source_bytes,
             survey.source_documents,
-            # Asked for a token budget alone, since it waits for the comparison.
+            # Called for a token budget alone: it waits for the comparison.
             lambda: measure_bytes_per_token(files, choice.result()[0], survey.sample),
         )
         references = _find_references(job, spec, parts, survey)

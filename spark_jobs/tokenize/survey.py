@@ -80,8 +80,8 @@ def plan_mixing(
         weights[source] = mix.weight
         if mix.token_budget is not None:
             weights[source] = mix.token_budget * bytes_per_token() / source_bytes[source]
-        # A quota only bounds how much is taken; a budget repeats documents until it is reached.
         elif mix.documents is not None:
+            # A quota only bounds what is taken; a budget repeats documents until it is reached.
             weights[source] = min(1.0, mix.documents / source_documents[source])
         elif mix.bytes is not None:
             weights[source] = min(1.0, mix.bytes / source_bytes[source])

@@ -137,8 +137,8 @@ class _JsonFile:
                 self.encodings.add(encoding)
             try:
                 value = self._load(beginning)
-            # It is a ValueError, too; `Content.open` says what to do about an encoding.
             except UnicodeDecodeError:
+                # It is a ValueError, too; `Content.open` says what to do about an encoding.
                 raise
             except ValueError as error:
                 raise BadFile(
