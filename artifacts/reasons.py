@@ -96,6 +96,7 @@ def why_killed(for_less: str) -> str:
         return f"perhaps because memory ran out (the limit here is {limit}). {for_less}"
     if kills == _KILLS_BEFORE:
         return "but not for want of memory: the kernel has ended no process for that."
+    # It may have been another one: the counter is that of the control group, or of the machine.
     cause = f"the kernel ended a process for that; the limit here is {limit}"
     return f"most likely because memory ran out: {cause}. {for_less}"
 

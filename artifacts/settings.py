@@ -40,6 +40,8 @@ def first_fault(error: Exception) -> str:
 
 
 MOST_BYTES = 1024 * 1024
+# Aliases multiply: ten lines, each of which repeats the one before nine times, mean billions of
+# values.
 MOST_ALIASES = 20
 
 

@@ -71,6 +71,7 @@ def normalize(text: str, form: Literal["NFC", "NFKC"]) -> tuple[str, bool]:
     else:
         text = _LINE_ENDS.sub("\n", text)
         cleaned = _UNWANTED.sub("", text)
+    # Against the text with its line ends changed, which are fewer characters and none that is lost.
     has_lost = len(cleaned) < len(text) or "\ufffd" in cleaned
     return unicodedata.normalize(form, cleaned).strip(), has_lost
 

@@ -231,6 +231,7 @@ def end_descendants_first(channel: int) -> None:
         with suppress(OSError):
             os.close(channel)
         end_descendants()
+        # The code by which shells tell that a signal has ended a program.
         os._exit(128 + number)
 
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

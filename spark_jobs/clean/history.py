@@ -167,6 +167,7 @@ def _threshold(share: float) -> str:
 
 def codes_of(splits: pa.ChunkedArray | pa.Array) -> np.ndarray:
     """Split names as codes; null is `NONE`."""
+    # Counted without the first name, so that -1, of null, becomes the code 0.
     places = pc.index_in(splits, pa.array(NAMES[1:])).fill_null(-1)
     return np.asarray(places).astype(np.int64) + 1
 
@@ -174,6 +175,7 @@ def codes_of(splits: pa.ChunkedArray | pa.Array) -> np.ndarray:
 def by_source(sources: pa.ChunkedArray, settings: SplitSettings) -> np.ndarray:
     """Codes of the splits that the settings assign to sources; `NONE` for the others."""
     places = pc.index_in(sources, pa.array(list(settings.sources), pa.string())).fill_null(-1)
+    # Place -1, of a source that has none, takes the last value.
     codes = [*map(NAMES.index, settings.sources.values()), NONE]
     return np.array(codes)[np.asarray(places)]
 

@@ -122,6 +122,8 @@ class NGrams:
         first = np.flatnonzero(run_starts(documents))
         batches = first[run_starts(pairs[first] // PAIRS_AT_ONCE)]
         for start, end in pairwise([*batches, len(documents)]):
+            # No n-gram is in too many texts: of very many forgotten ones that are alike, each has
+            # to be found.
             yield self._count(hashes[start:end], documents[start:end], len(self.sizes))
 
     def _count(
