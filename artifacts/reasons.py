@@ -59,7 +59,7 @@ def memory_limit() -> int:
     """Bytes of memory that processes here may have: the control group's limit, or the machine's."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        # Of a container: the root of a machine's control groups has no such file.
+        # In containers (control groups, version 2); the root of a machine's groups has none.
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
     except OSError:
         return machine

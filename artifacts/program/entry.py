@@ -291,7 +291,7 @@ def _reporting(speaks: bool) -> "Iterator[tuple[Report, PipesContext | None]]":
             try:
                 yield session.log.info, session
             except Interrupted as caught:
-                # Raised after the session: an exception that closes it is a failure to Dagster.
+                # Raised after the session, in which Dagster would record it as an error.
                 interrupted = caught
             except UserError as error:
                 session.report_custom_message({ERROR_MESSAGE: str(error)})

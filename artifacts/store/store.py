@@ -410,6 +410,7 @@ class Store:
                 return existing, False
             draft = open_draft(self.root, identity, self.machine_root, self.editions(identity))
             # On record as long as it is being made, since its inputs are in use (`in_the_making`).
+            # The record has the name of the lease, by which a maker that died is noticed.
             place = f"{layout.MAKING_FOLDER}/{identity.kind}-{identity.fingerprint}.json"
             self.write_bytes(place, identity.model_dump_json().encode())
             try:
@@ -493,6 +494,7 @@ class Store:
         """Move a file or folder, named relative to the root, to `damaged/`, in place of what was
         moved there before. An artifact no longer exists as one."""
         source, target = f"{self.root}/{place}", f"{self.root}/{layout.damaged(place)}"
+        # Of an artifact, that is the lease that its maker holds (`layout.artifact_lease`).
         with self.lease(place.replace("/", "-")):
             if files.exists(source):
                 files.remove(target)

@@ -104,6 +104,7 @@ class ShardPlan:
     def shard_names(self) -> list[tuple[format.Split, str]]:
         """The split and the name of every shard, by its number over all splits."""
         return [
+            # Five digits, since readers number all rows by the order of these names (`ShardSet`).
             (split, f"{split}-{number:05d}")
             for split, count in self.shards.items()
             for number in range(count)
