@@ -59,8 +59,8 @@ def holder_in_words(description: str) -> str:
         holder = json.loads(description)
         who = f"process {holder['process']} on {holder['host']}"
     except (ValueError, KeyError, TypeError):
-        # A lock file is empty until its holder has written it; a lease object holds a manifest
-        # while that is committed.
+        # A lock file is empty for a moment before its holder writes it; a lease object holds a
+        # manifest while that is committed.
         return "another process"
     return f"{who} (since {holder['since']})" if "since" in holder else who
 

@@ -192,7 +192,7 @@ def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSet
         table = parts[number].read(["cluster", "text"]).sort_by("cluster")
         sample += table["text"][: -(-count // len(sampled))].to_pylist()
     sample = sample[:count]
-    # Both tokenizers go through the sample on one core (`choose_engine`), so its length is bounded.
+    # Both tokenizers go through all of it on the driver (`choose_engine`), so it is bounded.
     while len(sample) > 1 and sum(map(len, sample)) > SAMPLE_CHARACTERS:
         sample.pop()
     return sample
