@@ -265,7 +265,6 @@ def _of_file(content: Content) -> Iterator[Document | Fault]:
         documents = read(content)
         for one in documents:
             held.append(one)
-            # A fault is a message, of about so many characters.
             size += len(one.text) if isinstance(one, Document) else 100
             if size > HELD_CHARACTERS:
                 break
