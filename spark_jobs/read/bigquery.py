@@ -184,7 +184,7 @@ def export_statement(source: BigQuery, folder: str) -> str:
 
     Unordered: BigQuery would sort on one worker, which a large table exceeds.
     """
-    # BigQuery wants exactly one asterisk, in whose place it numbers the files.
+    # With an asterisk, in whose place BigQuery numbers files: a single one may have 1 GB at most.
     return (
         f"EXPORT DATA OPTIONS (uri = '{folder}/part-*.parquet', format = 'PARQUET') AS "
         f"SELECT CAST(`{source.id_column}` AS STRING) AS id, `{source.text_column}` AS text "
