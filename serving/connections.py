@@ -64,6 +64,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            # The call above has added this connection, hence not `>=`.
             if len(self.connections) > most:
                 refused.add(most=most)
                 error = unavailable("Too many connections are open. Try again soon.")
@@ -74,6 +75,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             self._watch()
 
         def _watch(self) -> None:
+            # uvicorn takes a connection that was closed out of the set, which ends its watch.
             if self not in self.connections:
                 return
             now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
@@ -84,6 +86,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             self._unsent = unsent
             if now - self._taken_at >= timeout:
                 unread.add(seconds=timeout, bytes=unsent)
+                # `close` would first send what waits, for which this client takes no room.
                 self.transport.abort()
             elif not is_asked and not unsent and now - self._idle_since >= timeout:
                 silent.add(seconds=timeout)

@@ -69,6 +69,7 @@ def start(
             raise NoLongerWanted
         running = state.running
         if running and _needs_new_server(running, settings):
+            # For its error, while the endpoint is still running.
             bearer_token(settings)
             # An address that cannot be had must not cost the endpoint that is running.
             # Its own port is free only once it has ended.
@@ -89,9 +90,13 @@ def start(
                 except RolloutFailed:
                     raise  # Somebody stopped it.
                 except UserError:
+                    # What served before cannot be loaded, which is no reason against what is
+                    # wanted. A RolloutFailed is a UserError, too, so it is caught first.
                     pass
             running = state.running
         if running and _serves(running, desired):
+            # `rollout` may differ, which `_serves` leaves out: the server takes it over without a
+            # new engine.
             state.desired.write(desired)
             return Endpoint(running, _route(running, desired), changed=False)
         outcome = change.make(running)
@@ -114,6 +119,8 @@ class _Change:
     def make(self, running: Status | None) -> Status:
         """Have it served by the endpoint that runs, or by a new one; raises as `start`."""
         state, settings = self.state, self.desired.settings
+        # Before anything is started: `_wait` takes a stop that it finds for one of after this call
+        # began.
         state.stopped_path.unlink(missing_ok=True)
         # Outcomes from before this moment are of earlier changes.
         child, began = None, time.time()

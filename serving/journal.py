@@ -57,6 +57,8 @@ class Journal:
         """Note the answers to what a request asked."""
         settings, now = self._settings(), datetime.now(UTC)
         try:
+            # Also where `keep` is off: what was written under another setting has to expire all the
+            # same.
             if self._day != now.date():
                 self._day = now.date()
                 for day, file in _days(self._folder):

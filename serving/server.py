@@ -215,6 +215,8 @@ class Server:
             # Where nothing serves, nothing else could sooner. Else as the file says, whose reader
             # may have come just before another was wanted.
             with suppress(OSError):
+                # None where the state folder was removed, in which nobody has asked for another
+                # version.
                 return is_first or self._state.desired.read() in (desired, None)
             return True
 

@@ -228,6 +228,7 @@ def own_key(path: Path, make: Callable[[], bytes]) -> bytes:
     if not key.strip():
         make_private(path.parent)
         with local_lease(path.with_name(f"{path.name}.lock")):
+            # Somebody else may have made it while this waited for the lock.
             key = files.find(path) or b""
             if not key.strip():
                 key = make()

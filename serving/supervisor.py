@@ -63,7 +63,8 @@ class Supervisor:
             pause = restart_pause(deaths)
             deaths += 1
             log("api_server_ended", status=code, restarted_in_seconds=pause)
-            # Nothing answers just now.
+            # Nothing answers just now. The API server, which alone writes the status otherwise, is
+            # dead, so nobody else writes it meanwhile.
             with suppress(OSError, UserError):
                 if status := self._state.status.read():
                     dead: dict[str, object] = {"phase": "starting", "routes": [], "outcome": None}
@@ -121,6 +122,7 @@ class Supervisor:
         return code
 
     def _note_stop(self, number: int, frame: FrameType | None) -> None:
+        # A second signal does not put off the end.
         self._stop_by = self._stop_by or monotonic() + STOP_SECONDS
 
 

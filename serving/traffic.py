@@ -35,6 +35,7 @@ class EngineTraffic:
         self._settings = settings
         self._old = [route for route in router.routes if route.share > 0]
         self._route = Route(new, 0.0)
+        # Deaths before this rollout say nothing of it: `observe` looks for one more than these.
         self._deaths = sum(route.engine.restarts for route in self._old)
         self._deviations: list[float] = []
         self._reading: asyncio.Task[None] | None = None
@@ -142,11 +143,14 @@ class EngineTraffic:
         while True:
             document, began = random.choice(documents), monotonic()  # noqa: S311
             beside = (bits_of(route.engine, document) for route in self._old)
+            # An engine that dies here is seen by `observe`, and must not end the reading.
             bits, *_ = await asyncio.gather(
                 bits_of(self._new, document), *beside, return_exceptions=True
             )
             if isinstance(bits, float):
                 largest = compared([document], [bits], weights).largest
+                # By the narrower limit, that for all documents together, since `Evidence` asks
+                # about their mean.
                 self._deviations.append(largest / LIMITS[weights][0])
             await asyncio.sleep(READ_PAUSE * (monotonic() - began))
 

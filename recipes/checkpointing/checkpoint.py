@@ -109,6 +109,8 @@ def find_newest(
         while not is_final:
             outcome, is_final = workers.share((outcome, is_final))
             if not is_final:
+                # The first worker meets the same fault, as `together` raises it on all, and tells
+                # what comes next.
                 with suppress(DamagedArtifact):
                     verify(outcome)
     if isinstance(outcome, UserError):

@@ -105,8 +105,11 @@ def batch_of(stored: PackedRows) -> Batch:
     numbers = np.arange(len(starts)) - np.repeat(stored.row_offsets[:-1], counts)
     tokens = stored.tokens.astype(np.int64)
     targets = np.empty(shape, np.int64)
+    # Over the ends of rows, too: a row's last place ends a segment or is padding, and is replaced
+    # below.
     targets.reshape(-1)[:-1] = stored.tokens.reshape(-1)[1:]
     if stored.targets is not None:
+        # A mark stands at the token itself, a target one place before the token that it names.
         is_given = np.append(stored.targets.reshape(-1)[1:] == 0, True)
         targets.reshape(-1)[is_given] = IGNORED
     # The last token of a segment must not predict the first one of the next.
@@ -142,7 +145,7 @@ def read_rows(shards: ShardSet, rows: np.ndarray) -> PackedRows:
 
 
 def bytes_per_token(shards: ShardSet) -> float:
-    """Bytes of cleaned text a token of this split, end tokens included."""
+    """Bytes of cleaned text per token of this split; end tokens count as tokens."""
     size = tokens = 0
     for shard in shards.shards:
         documents = shard.documents(["bytes", "tokens"])
@@ -170,6 +173,7 @@ def read_examples(
     inputs = np.maximum(lengths - targets, 1)
     is_input = places[: inputs.max()] < inputs[:, None]
     target_places = places[: max(1, targets.max())]
+    # Places past a row's end are read from its last column, and replaced below.
     columns = np.minimum(inputs[:, None] + target_places, tokens.shape[1] - 1)
     target_tokens = np.take_along_axis(tokens, columns, axis=1)
     target_tokens[target_places >= targets[:, None]] = IGNORED

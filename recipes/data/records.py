@@ -105,6 +105,7 @@ class LineageRecord:
         # Neighbors that touch and were seen equally often become one stretch.
         begins = run_starts(of) | run_starts(times)
         begins[1:] |= first[1:] != last[:-1]
+        # Cut, since of no stretches there is no last one either.
         ends_at = np.append(begins[1:], True)[: len(begins)]
         return LineageRecord(of[begins], first[begins], last[ends_at], times[begins])
 

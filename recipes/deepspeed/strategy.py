@@ -106,6 +106,7 @@ class Zero(Strategy):
         )
 
     def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
+        # DeepSpeed casts by itself, as `torch_autocast` of its configuration says.
         return self._engine(batch.to(self._workers.device))
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
@@ -120,6 +121,7 @@ class Zero(Strategy):
             norm = self._norm()
             return has_loss and math.isfinite(norm) and norm <= rule.largest_norm
 
+        # Also before a step that is then left out: only within `step` is the norm known.
         rule.before_update()
         set_learning_rate([self._engine.optimizer], rule.learning_rate)
         self._optimizer.is_usable = is_usable
@@ -160,6 +162,8 @@ class Zero(Strategy):
         )
         if self._workers.is_rank_zero:
             (folder / MARKER).write_text(json.dumps(self._layout()))
+        # Whoever commits the checkpoint reads every worker's part for its checksum right after
+        # this.
         self._workers.barrier()
         if not is_local:
             self._upload(folder, url)
@@ -184,10 +188,12 @@ class Zero(Strategy):
                 f"{saved_layout['stage']}."
             )
         if saved_layout == own_layout:
+            # Not strictly, since frozen weights are not in it.
             self._engine.load_checkpoint(str(folder), tag=FOLDER, load_module_strict=False)
         else:
             self._read_universally(folder)
         self._workers.barrier()
+        # The whole scratch folder, with what was downloaded or converted.
         self._empty("")
 
     def _layout(self) -> dict[str, Any]:
@@ -269,6 +275,8 @@ def build(
     offload as asked."""
     config = configuration(spec.training, precision, workers.count)
     check_configuration(config)
+    # By the rank of a machine's first worker, so that machines which share the run folder do not
+    # meet.
     scratch = Path(spec.run_folder) / f".zero-{workers.rank - workers.local_rank}"
     # Without `zero.Init`, which would divide weights as they are made: each worker reads the whole
     # model.

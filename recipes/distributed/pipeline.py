@@ -47,6 +47,7 @@ class StageModel(TrainableModel):
         self.exported_config, self.exported_files = model.exported_config, model.exported_files
         self.recomputes, self.unread = model.recomputes, model.unread
         self._precision = precision
+        # Counted before the layers of the other stages are dropped.
         self._whole = model.parameter_count, model.trained_count
         network.keep_stage(workers.stage, workers.pipeline_parallel)
 
@@ -159,6 +160,7 @@ class PipelineParallel(FullySharded):
             if gradient is None:
                 continue
             if name in self._tied:
+                # The first stage has the gradient as embedding, the last one as output matrix.
                 local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
                 dist.all_reduce(local, group=self._ends_group)
             # A tied weight enters the norm once, on the first stage that has it.

@@ -156,7 +156,8 @@ def train_step(
     """
     tokens, targets, pairs = count_positions(batches, workers)
     began = time.perf_counter()
-    # Gradients are averaged over workers, hence the factor.
+    # Gradients are averaged over workers, hence the factor. A step has no targets where all of its
+    # texts are forgotten.
     local_loss = strategy.accumulate(batches, workers.dp_size / max(targets, 1))
 
     # Once a step, as each call would be a message between all workers.

@@ -146,6 +146,7 @@ def batches(
     """Group what is of similar length, so that little is padding; longest first."""
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: -length(row)):
+        # The first row is the longest, and all others are padded to its length.
         if batch and (len(batch) + 1) * length(batch[0]) > batch_tokens:
             yield batch
             batch = []

@@ -67,6 +67,7 @@ class SharedContextLM(HFLM):
         apart: list[SharedContext] = []
         for question in _questions(requests, self._batch_tokens):
             longest = max(map(len, question.continuations))
+            # The last token of a choice is only predicted, and takes no position.
             fits = len(question.context) + longest <= self.max_length + 1
             shares = fits and question.length <= self._longest_row
             (fitting if shares else apart).append(question)
@@ -146,6 +147,7 @@ def _pack(
     batch: Sequence[SharedContext], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens and positions, shape (questions, width); mask, shape (questions, 1, width, width)."""
+    # `batches` gives the longest first.
     width = batch[0].length
     tokens = torch.zeros(len(batch), width, dtype=torch.long)
     positions = torch.zeros(len(batch), width, dtype=torch.long)

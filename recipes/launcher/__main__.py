@@ -69,6 +69,7 @@ def _forward(path: Path, channel: BucketChannel, ended: threading.Event) -> None
             last_look = ended.wait(POLL_SECONDS)
             rest += file.read()
             lines = rest.split("\n")
+            # A line that is only half written yet is completed at the next look.
             rest = lines.pop()
             for line in lines:
                 if line:

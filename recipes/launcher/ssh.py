@@ -113,6 +113,8 @@ def _wait_for_nodes(
     while missing:
         for name in set(os.listdir(shared)) - answered:
             if match := HOST_KEY.fullmatch(name):
+                # An earlier start of the node may have left its key in the shared folder, so a rank
+                # may have several.
                 hosts.setdefault(int(match["rank"]), set()).add(files.read(shared / name))
                 files.write((shared / name).with_suffix(".key"), public)
                 answered.add(name)

@@ -374,6 +374,7 @@ def create_model(folder: Path, seed: int) -> TrainableModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    # On every worker alike: each draws all weights, and keeps its own part of them.
     torch.manual_seed(seed)
     if _is_decoder(config):
         decoder = Decoder(DecoderShape.from_config(config))

@@ -81,6 +81,7 @@ class Xla(FullySharded):
         return update
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        # To this process every tensor is whole, so nothing has to be gathered first.
         for name, tensor in self.model.state_dict().items():
             yield name, tensor.detach().float().cpu()
 
@@ -105,6 +106,7 @@ class Xla(FullySharded):
         for optimizer in self._optimizers:
             for state in optimizer.state.values():
                 for tensor in state.values():
+                    # The counter of steps is a single number, which nothing divides.
                     if tensor.ndim:
                         self._lay_out(tensor)
 

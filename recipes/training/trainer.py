@@ -93,6 +93,7 @@ class Trainer:
         self._open_rows()
         self._step, self._state = self._resume()
         self._bests = export.BestExports(self._run_folder / BEST_NAME, self._state.best_step)
+        # After `_resume`, whose state says how many samples the run has taken.
         self._steps_to_read = self._open_reader()
         self._telemetry: Telemetry | None = None
         if workers.is_rank_zero:
@@ -100,6 +101,7 @@ class Trainer:
 
     def finish(self) -> TrainingResult:
         """Train to the last step, or until it diverges; export the model, write `result.json`."""
+        # The starting model's, which a run that goes on has in its checkpoint.
         if 0 not in self._state.validation:
             self._validate()
         self._counted_to = time.perf_counter()
@@ -182,6 +184,7 @@ class Trainer:
         began = time.perf_counter()
         step_input = self._begin_step()
         waited = time.perf_counter() - began
+        # `_begin_step` has counted this step already, so the first one is 1.
         learning_rate = self._training.optimizer.learning_rate * learning_rate_factor(
             self._training.schedule, self._step, self._steps
         )
@@ -294,6 +297,8 @@ class Trainer:
 
     def _save(self) -> None:
         if self._telemetry:
+            # First, so that the lines of all steps that the checkpoint covers outlive the machine
+            # with it.
             self._telemetry.publish()
         with self._saving.saving():
             self._checkpointer.save(
@@ -301,9 +306,12 @@ class Trainer:
                 self._state.model_dump(mode="json"),
                 self._saving.is_permanent(self._step),
             )
+        # Only after `save`, which has waited for the save before to be committed.
         self._bests.saved(self._state.best_step)
 
     def _complete(self) -> TrainingResult:
+        # Raises what the last save in the background met, before anything says that the run is
+        # complete.
         self._checkpointer.wait()
         folder = Path(self._spec.export_folder)
         self._report(f"Writing the trained model to {folder}")
@@ -353,6 +361,7 @@ class Trainer:
             files.flush_folder(self._run_folder, told)
             self._checkpointer.rotate(keep=1)
             result.write(self._run_folder)
+        # No worker leaves the group while the first one still writes.
         self._workers.barrier()
         return result
 

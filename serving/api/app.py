@@ -81,6 +81,8 @@ class Api:
             raise ServingError(415, text, "content_type")
         most, seconds, content = settings.max_body_bytes, settings.body_timeout, bytearray()
         too_large = ServingError(413, f"The body is larger than {most:,} bytes.", "body_too_large")
+        # Told in advance, it is refused before anything of it is held. h11 has turned away a length
+        # that is no number.
         if int(request.headers.get("content-length") or 0) > most:
             raise too_large
         try:
@@ -113,10 +115,14 @@ class Api:
         A body that is still on its way takes nobody's place.
         """
         metrics = self.dispatcher.metrics
+        # Nothing is awaited between the look and the count, so two requests cannot take the last
+        # place.
         if metrics.in_flight >= self.dispatcher.settings.max_waiting:
             text = "Too many requests are in flight. Try again soon."
             raise ServingError(429, text, "overloaded", retry=True)
         metrics.in_flight += 1
+        # `Guard` gives the place back after the last piece: a stream goes on long after its route
+        # returned.
         request.state.ended.callback(metrics.leave)
 
     async def _answered(
@@ -161,6 +167,7 @@ class Api:
             "model": next(iter(router.model_names), None),
             "versions": [route.status.model_dump(include=fields) for route in router.routes],
         }
+        # Vertex AI waits for as long as this is 503.
         return JSONResponse(body, status_code=200 if is_healthy else 503)
 
     async def tell_metrics(self, request: Request) -> Response:
@@ -182,6 +189,8 @@ class Api:
     async def predict(self, request: Request) -> Response:
         """Vertex AI's own shape, and OpenAI's as `rawPredict` and `streamRawPredict` send them."""
         content = await self._read(request)
+        # What Vertex AI passes on unchanged is known by OpenAI's names, of which its own shape has
+        # none.
         for name, kind in (("messages", ChatRequest), ("prompt", CompletionRequest)):
             if isinstance(content, dict) and name in content:
                 return await self._answer(request, parse(kind, content))
@@ -229,6 +238,8 @@ class Guard:
         name = f"{client_id}-{uuid.uuid4().hex[:12]}" if client_id else uuid.uuid4().hex
         request.state.id, request.state.ended = name, ExitStack()
         longest = settings.body_timeout + settings.request_timeout
+        # What is counted where the route raises something unexpected: Starlette answers that
+        # outside of this middleware, where `send_named` does not see it.
         started, status, version = monotonic(), 500, ""
 
         async def send_named(message: Message) -> None:
@@ -242,11 +253,13 @@ class Guard:
         try:
             # Before anything of the body is read.
             self._api.authorize(request)
-            # Body and answer are given up sooner by themselves.
+            # Body and answer have their own limits, which are shorter. This one ends a request
+            # whose client reads its answer so slowly that it would keep its place for ever.
             with suppress(TimeoutError):
                 async with asyncio.timeout(longest):
                     await self._app(scope, receive, send_named)
         except ServingError as error:
+            # Raised by `authorize` alone: what a route raises, Starlette has answered by here.
             await error.response()(scope, receive, send_named)
         finally:
             request.state.ended.close()
@@ -365,6 +378,7 @@ def _host_name(host: str) -> str:
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """The work's result; it is ended when its client goes away, which raises ServingError 499."""
+    # The body was read to its end before, so `_disconnected` takes no piece of it away.
     task, disconnect = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)

@@ -31,6 +31,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.in_flight = 0
+        # The library's default registry takes each name only once in a process.
         self._registry = prometheus.CollectorRegistry()
         counter = partial(prometheus.Counter, registry=self._registry)
         gauge = partial(prometheus.Gauge, registry=self._registry)
@@ -183,6 +184,7 @@ class Router:
             serving = [route for route in self.routes if route.share > 0]
             if not serving:
                 raise EngineLost("no version is being served")
+            # Where none is ready this waits; `_serve` ends the wait at the request's time limit.
             able = [route for route in serving if route.ready]
             if able := [route for route in able if route not in tried] or able:
                 return self._random.choices(able, [route.share for route in able])[0]
@@ -250,6 +252,8 @@ class Attempt:
         self.route.in_flight += 1
         try:
             async with asyncio.timeout(deadline - monotonic()):
+                # The first answer that is lost ends the others: one version gives all answers to a
+                # client's body, so another one has to begin them all again.
                 await asyncio.gather(*tasks)
         finally:
             for task in tasks:
@@ -279,6 +283,8 @@ class Attempt:
                 part = self.route.engine.generate(request.model_copy(update=remaining))
                 async with aclosing(part) as chunks:
                     async for chunk in chunks:
+                        # Of an answer in one piece the client has seen nothing, so another version
+                        # can still give it.
                         self._heard, self.begun = monotonic(), request.stream
                         text, total = text + chunk.text, tokens + chunk.completion_tokens
                         piece = chunk.model_copy(update={"completion_tokens": total})
@@ -331,10 +337,12 @@ class Dispatcher:
                 beginning.set_result(by)
 
         work = self._spawn(self._serve([request], keep))
+        # However it ends, or whoever reads would wait for a piece that never comes.
         work.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             await asyncio.wait([beginning, work], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
+            # `asyncio.wait` does not cancel what it waits for.
             work.cancel()
             raise
         # It ended without a first piece, and raises why.
@@ -400,6 +408,8 @@ class Dispatcher:
         by requests that cannot be answered. So what failed on one and was not asked of another is
         asked of that, whose answer nobody sees, and counts once it answers.
         """
+        # By route: several tries on one version are one failure, as a client's body is one
+        # observation.
         failures = {attempt.route: attempt for attempt in failed}
         if answered is not None:
             answered.count(True)

@@ -140,6 +140,7 @@ def _convert(model: Any) -> ov.Model:
     model.set_attn_implementation(NAME)
     cache = model(torch.zeros(1, 2, dtype=torch.long), use_cache=True).past_key_values
     shapes = [states.shape for layer in cache.layers for states in (layer.keys, layer.values)]
+    # Two rows with three tokens in the cache and two more to read, so the mask has five places.
     past = [torch.zeros(2, heads, 3, size) for _, heads, _, size in shapes]
     places = torch.tensor([[3, 4], [3, 4]])
     example = (torch.zeros_like(places), torch.ones(2, 5, dtype=torch.long), places, *past)
@@ -149,6 +150,7 @@ def _convert(model: Any) -> ov.Model:
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(_NextStep(model), example, strict=False, check_trace=False)
         converted = ov.convert_model(traced, example_input=example, input=kinds)
+    # `_compare` asks the model itself, by its own attention.
     model.set_attn_implementation(before)
     states = [f"past.{number}" for number in range(len(past))]
     names = ["input_ids", "attention_mask", "position_ids", *states]
@@ -172,6 +174,8 @@ def _keep_state(model: ov.Model, states: dict[str, str]) -> None:
     zero = constant(0, ov.Type.i64)
     for name in states:
         source = model.input(name)
+        # Before `gather` is made: it reads the input as well, and would be given its own output to
+        # read.
         users = source.get_target_inputs()
         beam_state = gather(source, beam, zero)
         for user in users:
@@ -203,6 +207,7 @@ def _compress(model: ov.Model) -> None:
             continue
         half = values.half()
         changed = (half.float() - values).abs().max()
+        # A number above 65,504 is infinite in float16, so such a weight stays as it is.
         if not changed <= torch.finfo(torch.bfloat16).eps * values.std():
             continue
         users = node.output(0).get_target_inputs()
@@ -216,6 +221,7 @@ def _write(model: ov.Model, target: Path) -> None:
     process."""
     model.set_friendly_name("model")
     for number, node in enumerate(model.get_ordered_ops()):
+        # Inputs keep the names by which the replacement finds them.
         if node.get_type_name() != "Parameter":
             node.set_friendly_name(f"{node.get_type_name()}_{number}")
     try:

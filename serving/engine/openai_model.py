@@ -71,9 +71,11 @@ class OpenAIModel(served_model.PromptEncoder):
         self._http: dict[str, Any] = {
             "base_url": fill(engine.address),
             "headers": headers,
+            # The API server limits how long an answer takes, and gives up a call by canceling it.
             "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
             # Any number at once; idle ones are closed sooner than servers close them.
             "limits": httpx.Limits(keepalive_expiry=2.0),
+            # Or the environment's proxy would be told the key, and read what clients ask.
             "trust_env": False,
         }
         self._client = httpx.AsyncClient(**self._http)
@@ -99,6 +101,8 @@ class OpenAIModel(served_model.PromptEncoder):
                     # Any token will do as a prompt, since nobody reads the answer.
                     answer = client.post("completions", json=self._body(request, [0]))
                 except httpx.HTTPError as error:
+                    # A server that was started just now does not listen yet; one that runs already
+                    # should.
                     if self._process is None:
                         raise UserError(f"{self._name} does not answer ({error}).") from error
                 else:
@@ -150,6 +154,8 @@ class OpenAIModel(served_model.PromptEncoder):
                     # The server counts at the end; until then, each piece counts as a token.
                     count = (piece.get("usage") or {}).get("completion_tokens", count)
                     chunk.completion_tokens = count
+                    # A piece without text waits for the next one, with its scores; the last one is
+                    # kept for the finish reason.
                     if chunk.text and not end:
                         yield chunk
                         chunk = protocol.Chunk(prompt_tokens=len(tokens), completion_tokens=count)

@@ -119,6 +119,7 @@ class OpenVinoModel(served_model.ServedModel):
         job.handle = self._pipeline.add_request(next(self._numbers), token_tensor(prompt), config)
         self._jobs.add(job)
         self._loop = asyncio.get_running_loop()
+        # Last of all: the thread that this wakes hands out only what is among the jobs.
         self._asked.set()
         return job
 
@@ -146,6 +147,8 @@ class OpenVinoModel(served_model.ServedModel):
                 self._pipeline.step()
                 self._hand_out()
                 self._give_way()
+            # Once more, since a step may have finished a request before its job was among the
+            # others.
             self._hand_out()
             drop_pages(self._file)
 

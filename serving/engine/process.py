@@ -104,6 +104,7 @@ class EngineProcess:
         prefix, changes = self._taught.get(INPUT_PREFIX), dict[str, Any]()
         if prefix is None:
             return request
+        # A client that writes the prefix itself does not get it twice.
         if request.is_input and not str(request.prompt).startswith(prefix):
             changes["prompt"] = f"{prefix}{request.prompt}"
         if request.own_length and "max_new_tokens" in self._taught:
@@ -192,6 +193,8 @@ class EngineProcess:
                 log("engine_restarted", version=self.desired.version, restarts=self.restarts)
             except (UserError, TimeoutError, OSError) as error:
                 log("engine_not_restarted", version=self.desired.version, reason=str(error))
+                # The next turn finds the channel ended at once, so it counts as one more death, and
+                # the pause before the next try grows.
                 await self._end()
 
     async def _until_broken(self) -> int:

@@ -175,7 +175,8 @@ class PromptEncoder(AnyModel):
                 raise Refused(text, "messages") from error
         else:
             tokens = self.tokenizer.encode(request.prompt or "")
-        # The last token of what is only scored is predicted, and has no position of its own.
+        # Where nothing is to be written, the last token is only predicted and needs no position, so
+        # the prompt may have one token more (hence -1).
         positions = self.context_tokens - (request.max_tokens or -1)
         limit = min(request.max_prompt_tokens, positions)
         if not tokens:
