@@ -158,6 +158,8 @@ class _Change:
                 if outcome.succeeded:
                     return current
                 failure = f"Version {desired.version} is not served: {outcome.reason}"
+                # Without a route the endpoint ends by itself. It is waited for, so that whoever
+                # tries again at once does not find it running.
                 if child and not current.routes:
                     child.wait(STOP_SECONDS)
                     raise UserError(failure)

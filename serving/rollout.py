@@ -281,6 +281,7 @@ async def roll_out(
     try:
         report(f"loading version {traffic.version}")
         beside = await rollout.start()
+        # Where no other version has traffic, there is nothing to compare this one with.
         for share in settings.steps if beside else ():
             await rollout.watch_step(share)
     except Exception as error:
@@ -357,6 +358,8 @@ class _Rollout:
             if against := self.evidence.against:
                 raise CanaryFailed(against)
             seconds = monotonic() - started
+            # A side that got no request at all is not waited for: nobody may be asking this
+            # endpoint now.
             enough = all(
                 side.answered >= settings.min_requests or not side.requests for side in (new, old)
             )

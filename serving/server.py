@@ -185,6 +185,7 @@ class Server:
             self._dispatcher.settings = desired.settings
             # Now, not with the next beat: it may be the silence after it that has to be short.
             self._show_life()
+            # An engine's keeper reads its timeouts from here, and its answers their version's name.
             for route in routes:
                 route.engine.desired = desired
             self._has_served = True

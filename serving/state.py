@@ -184,6 +184,8 @@ class StateFile(Generic[State]):
         """What tells one writing of the file from the next, though both say the same; None where
         it is not there."""
         with suppress(FileNotFoundError):
+            # By the inode as well, as two writings may fall into one tick of the file system's
+            # clock.
             status = self.path.stat()
             return status.st_ino, status.st_mtime_ns
         return None
@@ -232,6 +234,8 @@ def own_key(path: Path, make: Callable[[], bytes]) -> bytes:
             key = files.find(path) or b""
             if not key.strip():
                 key = make()
+                # An empty file is made again: the mode of `open_private` is that of new files
+                # alone.
                 path.unlink(missing_ok=True)
                 with open(path, "xb", opener=open_private) as file:
                     file.write(key)

@@ -96,6 +96,8 @@ class Supervisor:
         try:
             return self._watch(server, life)
         finally:
+            # Where watching it has failed, it must not serve on beside the one that is started
+            # next.
             server.kill()
             os.close(life)
 

@@ -42,6 +42,8 @@ class EngineTraffic:
 
     async def start(self) -> bool:
         try:
+            # Whatever is raised from here on, `roll_out` answers by `roll_back`, which ends this
+            # engine.
             await self._new.start()
             await probe(self._new, self._settings)
             if self._new.desired.judged:

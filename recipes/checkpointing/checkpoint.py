@@ -220,6 +220,8 @@ class Checkpointer:
                 return
             copy = self._thread.submit(self._buffers.copy, self._tensors, side_stream())
             self._copied = copy
+            # There is one thread, so the copy is complete when this begins: `result` waits for
+            # nothing.
             self._pending = self._thread.submit(
                 lambda: self._write(step, copy.result(), state, permanent)
             )
@@ -253,6 +255,8 @@ class Checkpointer:
         pending, self._pending, self._copied = self._pending, None, None
         if pending:
             pending.result()
+        # The first worker commits and rotates after the others have written; none starts the next
+        # save before that is done.
         self._workers.barrier()
 
     def restore(self) -> tuple[int, dict[str, Any]] | None:

@@ -136,6 +136,7 @@ class Zero(Strategy):
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
+        # By every name of a tied weight, as `state_dict` has them.
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         for name, value in self.model.state_dict().items():
             parameter = parameters.get(name)

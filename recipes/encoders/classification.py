@@ -106,6 +106,7 @@ def _name_classes(config: Any, labels: Sequence[str]) -> None:
 def _change_classes(inner: Any, old_labels: list[str], labels: list[str]) -> None:
     """Give a head other classes: each has the row that it had by its name, or a new one."""
     layers = [module for module in inner.modules() if isinstance(module, nn.Linear)]
+    # An inner layer may have as many outputs as there are classes; the head is the last one.
     head = next(layer for layer in reversed(layers) if layer.out_features == len(old_labels))
     rows = nn.Linear(head.in_features, len(labels), head.bias is not None)
     inner._init_weights(rows)

@@ -173,6 +173,7 @@ class MaskedNetwork(causal_model.ExampleNetwork):
         pad, size = config.pad_token_id or 0, config.vocab_size
         tokens = (pad + 1 + places % (size - 1)) % size
         batch = Batch(*(part[None] for part in (tokens, tokens, places - cut * text, text)))
+        # As long as `reads_packed_rows` is not set, `losses` gives each text a row of its own.
         apart, usual = self.losses(batch), config._attn_implementation
         by_blocks = [causal_model.FLEX] if device_of(device).attends_by_blocks else []
         for attention in (*by_blocks, usual):

@@ -97,6 +97,7 @@ class Telemetry:
         line = {"step": step, "steps": self._steps, "seconds": round(seconds, 4)} | values
         self._recent.append(line)
         self._metrics.write(json.dumps(line) + "\n")
+        # The board reads the file while the run goes on.
         self._metrics.flush()
         for name, value in values.items() if is_shown else ():
             if isinstance(value, int | float):
@@ -176,6 +177,8 @@ class Validation:
     def measure(self, strategy: Strategy) -> float:
         """Mean loss of a target in bits; of text, over the bytes that a token stands for. Raises
         UserError where there is no target, as all validation text was forgotten."""
+        # Which also leaves out the balance of a mixture's router, a part of the loss in training
+        # alone.
         strategy.model.eval()
         loss_sum, targets = 0.0, 0
         for rows in self._batches:

@@ -112,6 +112,8 @@ class Trainer:
         """What the lineage has seen of the train rows; each worker looks into a part of the
         shards, and the sum is known to all."""
         spec, workers = self._spec, self._workers
+        # Nothing is masked here: a run that is made once more without some texts has to plan the
+        # rows that it took with them.
         shards = ShardSet(spec.shards_folder, spec.shards, "train")
         lineage = records.LineageRecord.read(spec.seen)
         counts = workers.together(

@@ -94,6 +94,7 @@ class OpenAIModel(served_model.PromptEncoder):
     def _wait_until_it_writes(self) -> None:
         request = protocol.GenerateRequest(max_tokens=1, max_prompt_tokens=1, stream=False)
         with httpx.Client(**self._http) as client:
+            # `EngineProcess.start` limits how long this may take.
             while True:
                 if message := self._ended():
                     raise UserError(f"{message} while it loaded.")
@@ -240,6 +241,7 @@ class OpenAIModel(served_model.PromptEncoder):
             texts.score(served_model.TokenLikelihood(token, score.logprob)).model_copy(
                 update={"top": score.top}
             )
+            # Without the score of the one token that had to be written.
             for token, score in zip(tokens, scores[: len(tokens)], strict=True)
         ]
 
@@ -254,6 +256,7 @@ class OpenAIModel(served_model.PromptEncoder):
         Raises:
             Refused: the server heeds no bias, or tells what is likely with it.
         """
+        # The last token of each, as some tokenizers begin every text with a token for a space.
         letter, other = (self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in "ab")
         # One prompt at a time: several would push each other out of what the server keeps.
         async with self._leading:

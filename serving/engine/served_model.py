@@ -91,6 +91,8 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
     while line := await reader.readline():
         call = protocol.Call.model_validate_json(line)
         # A number that comes again says that nobody waits for its answer any more.
+        # Where the answer is complete by then, this is taken for a check, whose reply nobody
+        # awaits.
         if given_up := tasks.get(call.number):
             given_up.cancel()
         else:
