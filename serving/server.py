@@ -136,6 +136,7 @@ class Server:
             return
         log("state_written_again", folder=str(self._state.folder))
         with suppress(OSError, UserError):
+            # Unless somebody has asked for another version since the folder was removed.
             if self._state.desired.read() is None:
                 self._state.desired.write(self._desired)
             if self._phase == "serving":

@@ -93,6 +93,8 @@ class OpenAIEngine(Settings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        # With a command, `{port}` has to stand both in it and in the address; without one, in
+        # neither.
         in_command = any("{port}" in word for word in self.command)
         if in_command != bool(self.command) or in_command != ("{port}" in self.address):
             raise ValueError(

@@ -42,8 +42,7 @@ class EngineTraffic:
 
     async def start(self) -> bool:
         try:
-            # Whatever is raised from here on, `roll_out` answers by `roll_back`, which ends this
-            # engine.
+            # A fault from here on, `roll_out` answers by `roll_back`, which ends this engine.
             await self._new.start()
             await probe(self._new, self._settings)
             if self._new.desired.judged:
@@ -80,6 +79,7 @@ class EngineTraffic:
             bits = [await bits_of(self._new, document) for document in documents]
         except Refused as error:
             engine = self._settings.engine
+            # This project's own engines tell all likelihoods, so of them a refusal is a fault.
             if not isinstance(engine, OpenAIEngine):
                 raise
             if not engine.unchecked:

@@ -99,6 +99,7 @@ class DeepSpeedSettings(StrategySettings):
         configuration = values.get("configuration", {})
         if isinstance(configuration, str):
             configuration = _read(Path(configuration))
+        # The field's own check tells what is wrong with it.
         if not isinstance(configuration, dict):
             return values
         zero = configuration.get("zero_optimization")

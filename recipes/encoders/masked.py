@@ -95,6 +95,7 @@ def one_text_each_row(batch: Batch) -> Batch:
     if not is_text.any():
         return batch
     places = batch.positions[is_text].long()
+    # Positions begin again at 0 with each text.
     rows = (places == 0).cumsum(0) - 1
     shape = (int(rows[-1]) + 1, int(places.max()) + 1)
 
@@ -244,6 +245,7 @@ class MaskedScorer(Scorer):
             batch = lay_out(list(zip(*texts, strict=True)))
             losses = network.losses(batch.to(local_device())).double().cpu().numpy()
             counts = (batch.targets != IGNORED).sum(dim=1).numpy()
+            # Not `+=`, which would add only one of the losses of the same document.
             np.add.at(bits, np.repeat(numbers, counts), losses / math.log(2))
             np.add.at(token_counts, list(numbers), counts)
         return ExampleScores(

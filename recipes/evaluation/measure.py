@@ -168,6 +168,7 @@ def _written(
     settings = spec.settings
     if not data.prompts and not data.lm_eval_tasks:
         return [], []
+    # The base's for every model, as the data's tokens are those of the base.
     tokenizer, model = read_tokenizer(Path(spec.base.path)), as_served(model)
     samples, scored = [], []
     if data.prompts:
@@ -358,6 +359,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         tasks[f"{spec.split}{NEWEST}"] = newest
     task_folders = [Path(settings.task_folder)] if settings.task_folder else []
     lm_eval_tasks = settings.lm_eval_tasks
+    # Of the first round, the one that is measured in any case.
     prompts = first[: settings.generation.samples]
     if spec.exam:
         questions = read_questions(Path(spec.exam))

@@ -166,6 +166,8 @@ def find_interface(cluster: Cluster, environment: Mapping[str, str]) -> Interfac
     raises UserError where there is none."""
     known_as = [cluster.hosts[cluster.rank]]
     if cluster.is_master:
+        # MASTER_ADDR may name another address of it than the list of hosts, and the others go by
+        # that.
         known_as.insert(0, cluster.master_address)
     own = _own(known_as) or _own([socket.gethostname()])
     if name := environment.get(GLOO_VARIABLE):

@@ -299,6 +299,8 @@ class TorchtuneSettings(WarmStartSettings):
     @field_validator("config", mode="before")
     @classmethod
     def _read(cls, given: Any, validated: ValidationInfo) -> Any:
+        # pydantic leaves out fields that are faulty, goes on with the others, and tells the faults
+        # in the end.
         if not {"run", "overrides"} <= validated.data.keys():
             return {}
         return read_config(validated.data["run"], given, validated.data["overrides"])
@@ -322,6 +324,7 @@ class TorchtuneSettings(WarmStartSettings):
                 ("optimizer", "optimizer.lr: 1e-5"),
                 ("schedule", "lr_scheduler.num_warmup_steps: 10"),
             )
+            # What equals the defaults need not have been set by anybody.
             if getattr(self, section) != type(getattr(self, section))()
         ]
         usual, batch_size = PlacementSettings(), self.config["batch_size"]

@@ -70,6 +70,7 @@ def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]
         "norm_eps": config["rms_norm_eps"],
     }
     head_dim = config.get("head_dim") or arguments["embed_dim"] // arguments["num_heads"]
+    # torchtune takes no size of a head, but divides the width by the number of heads.
     if head_dim * arguments["num_heads"] != arguments["embed_dim"]:
         raise _unlike(folder, "head_dim", head_dim)
     for key in ("attention_bias", "mlp_bias"):
@@ -78,6 +79,7 @@ def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]
     builder, of_family, model_type = _family(config, folder)
     adapters = {key: value for key, value in model.items() if key != "_component_"}
     name = str(model["_component_"]).rpartition(".")[2]
+    # torchtune's builders of this name set it; here the general builder is named in their place.
     if name.startswith("qlora"):
         adapters.setdefault("quantize_base", True)
     is_adapted = "lora" in name
@@ -99,7 +101,9 @@ def _family(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any], 
                     raise _unlike(folder, key, rope.get(key))
         elif kind != "default":
             raise _unlike(folder, "rope_type", kind)
+        # torchtune's Llama always scales its positions; by a factor of 1 they stay as they are.
         base |= {"scale_factor": rope["factor"] if kind == "llama3" else 1}
+        # torchtune's Llama 3.2 ties embeddings and output matrix, its 3.1 has one of each.
         name = "llama3_2" if tied else "llama3_1"
         return f"torchtune.models.{name}.{name}", base, "LLAMA3_2" if tied else "LLAMA3"
     if kind != "default":

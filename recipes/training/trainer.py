@@ -220,6 +220,8 @@ class Trainer:
         """
         now = time.perf_counter()
         seconds, self._counted_to = now - self._counted_to, now
+        # Also of a skipped step: its rows were taken, and a run that goes on must not take them
+        # again.
         self._state.samples_seen += self._training.budget.global_batch_size
         self._state.tokens_seen += outcome.targets
         if outcome.skipped:

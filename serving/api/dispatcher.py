@@ -295,6 +295,7 @@ class Attempt:
                     raise
                 tokens = total
                 await asyncio.sleep(NOTICE_SECONDS)
+                # Its keeper starts the engine again; `run` ends the wait at the deadline.
                 await self.route.engine.ready.wait()
             else:
                 self._metrics.tokens(self.route.engine.desired.version, chunk.prompt_tokens, total)

@@ -117,6 +117,8 @@ class _NextStep(torch.nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         cache = DynamicCache()
         for keys, values in zip(past[::2], past[1::2], strict=True):
+            # As a layer is after its first update: one that is not initialized would begin with
+            # nothing.
             layer = DynamicLayer()
             layer.keys, layer.values, layer.is_initialized = keys, values, True
             layer.dtype, layer.device = keys.dtype, keys.device
@@ -217,8 +219,8 @@ def _compress(model: ov.Model) -> None:
 
 
 def _write(model: ov.Model, target: Path) -> None:
-    """Write a model, the same bytes each time: by default, the names of nodes count on through a
-    process."""
+    """Write a model, the same bytes each time: OpenVINO's own names of nodes have numbers, which
+    count on through a process."""
     model.set_friendly_name("model")
     for number, node in enumerate(model.get_ordered_ops()):
         # Inputs keep the names by which the replacement finds them.

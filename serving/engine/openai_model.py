@@ -197,6 +197,7 @@ class OpenAIModel(served_model.PromptEncoder):
         """An answer's pieces, one where it is no stream; raises Refused, EngineLost, HTTPError."""
         async with self._client.stream("POST", "completions", json=body) as answer:
             if answer.status_code != 200:
+                # httpx has the content of a streamed answer only once it was read.
                 await answer.aread()
                 if answer.status_code in CLIENTS_FAULTS:
                     raise protocol.Refused(self._refusal(answer), "prompt")
@@ -323,6 +324,7 @@ def _scores(choice: dict[str, Any], top: int, offset: int = 0) -> list[protocol.
         tops = logprobs.get("top_logprobs") or [None] * len(tokens)
     scores = []
     for token, logprob, alternatives in zip(tokens, own_logprobs, tops, strict=True):
+        # The server was asked for one at least (`_body`), also where nobody wants any named.
         likeliest = sorted((alternatives or {}).items(), key=lambda pair: -pair[1])[:top]
         likely = [
             protocol.LikelyToken(token=name, bytes=list(name.encode()), logprob=value)

@@ -116,6 +116,7 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
     config = read_config(folder)
     obstacle = _obstacle(config, settings)
     if obstacle is None:
+        # Before the model is converted, which is the slow part of a first start.
         _check_memory(folder, config, settings)
         make = partial(_convert, folder, settings)
         converted = cached_folder(conversions, conversion_key(folder, settings, conversions), make)

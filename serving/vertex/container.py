@@ -143,6 +143,7 @@ async def _load(
         await probe(engine, settings)
     except (EngineLost, Refused) as error:
         raise UserError(f"The model does not continue the probe: {error}") from error
+    # Last of all: from here on the container counts as healthy, and gets requests.
     dispatcher.router.routes.append(Route(engine, 1.0))
     log("ready", version=environment.version, engine=engine.engine)
     return engine
