@@ -153,6 +153,8 @@ class Server:
         if self._has_served and good and good != desired:
             # The API server before this one ended while it changed versions. What was good then
             # comes first, so that a wanted version that cannot serve costs no outage.
+            # Its outcome is not told: where only settings differ, it would be taken for that of the
+            # wanted ones.
             await self._change(good, is_asked=False)
         await self._change(desired)
         while self._router.routes:
@@ -278,6 +280,8 @@ def main() -> int:
     os.set_blocking(arguments.beats, False)
     logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     try:
+        # An OSError passes, and the supervisor starts another server: a drive that does not answer
+        # just now may do so then.
         server = Server(state, arguments.beats)
     except UserError as error:
         log("failed", reason=str(error))

@@ -50,6 +50,7 @@ class EngineTraffic:
                     self._new.comparison = await self._compare()
                 log("compared", version=self.version, text=str(self._new.comparison))
         except TimeoutError as error:
+            # asyncio's has no text, which would be all that is told of the reason.
             raise CanaryFailed(
                 "its bits could not be compared with the evaluation's within "
                 f"{self._settings.start_timeout:g} s (`endpoint.start_timeout`)"

@@ -262,6 +262,7 @@ class TrainableModel(nn.Module):
         document, and the chat template may end a turn with another token.
         """
         if shards.chat_template is not None:
+            # Empty where rows were written plainly: then the base model's own template is left out.
             self.exported_files[TEMPLATE_NAME] = shards.chat_template or None
             # Older folders have it there, and it would count where there is no file.
             path = base_model / TOKENIZER_CONFIG_NAME

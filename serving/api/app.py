@@ -320,6 +320,7 @@ class OriginMiddleware(CORSMiddleware):
             allow_methods=["GET", "POST"],
             # OpenAI's client sends a dozen of its own, which change with its releases.
             allow_headers=["*"],
+            # A browser lets a page of another origin read few headers besides those that are named.
             expose_headers=[
                 "X-Model-Version",
                 "X-Model-Fingerprint",
