@@ -86,7 +86,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             self._unsent = unsent
             if now - self._taken_at >= timeout:
                 unread.add(seconds=timeout, bytes=unsent)
-                # `close` would first send what waits, for which this client takes no room.
+                # `close` would first send what waits, and this client does not take it.
                 self.transport.abort()
             elif not is_asked and not unsent and now - self._idle_since >= timeout:
                 silent.add(seconds=timeout)
