@@ -358,8 +358,7 @@ class _Rollout:
             if against := self.evidence.against:
                 raise CanaryFailed(against)
             seconds = monotonic() - started
-            # A side that got no request at all is not waited for: nobody may be asking this
-            # endpoint now.
+            # A side that got no request at all is not waited for: an endpoint may have no clients.
             enough = all(
                 side.answered >= settings.min_requests or not side.requests for side in (new, old)
             )
