@@ -102,8 +102,7 @@ class OpenAIModel(served_model.PromptEncoder):
                     # Any token will do as a prompt, since nobody reads the answer.
                     answer = client.post("completions", json=self._body(request, [0]))
                 except httpx.HTTPError as error:
-                    # A server that was started just now does not listen yet; one that runs already
-                    # should.
+                    # A server that this program has started may not listen yet; another's should.
                     if self._process is None:
                         raise UserError(f"{self._name} does not answer ({error}).") from error
                 else:
