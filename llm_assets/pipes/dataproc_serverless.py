@@ -1,6 +1,6 @@
 """Runs Spark on Dataproc Serverless, with Dagster Pipes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dagster import PipesSession
@@ -33,10 +33,12 @@ class DataprocBatches(service.RemoteService):
     generated = "google.cloud.dataproc_v1", "BatchControllerClient"
     address = "{region}-dataproc.googleapis.com:443"
     collection = "batches"
-    called = "batch", "batches"
     key_filter = 'labels.{label} = "{key}"'
     page = "dataproc/batches/{region}/{job}"
     log_filter = 'resource.type="cloud_dataproc_batch" resource.labels.batch_id="{job}"'
+
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
+        return self._client.list_batches(request, timeout=service.CALL_SECONDS)
 
     def submit(
         self, short: str, labels: Mapping[str, str], session: PipesSession
@@ -46,6 +48,9 @@ class DataprocBatches(service.RemoteService):
         self._client.create_batch(request, timeout=service.CALL_SECONDS)
         # Read back at once: a batch that is not visible yet must not pass for a deleted one.
         return self.describe(self.look_up(self.full_name(short)))
+
+    def look_up(self, name: str) -> Any:
+        return self._client.get_batch(name=name, timeout=service.CALL_SECONDS)
 
     def cancel(self, job: service.RemoteJob) -> None:
         # Batches can only be created, read and deleted: to end one, the operation behind it is

@@ -1,7 +1,7 @@
 """Runs containers on machines that Google Batch creates and deletes, with Dagster Pipes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -47,16 +47,21 @@ class BatchJobs(service.RemoteService):
     generated = "google.cloud.batch_v1", "BatchServiceClient"
     address = "batch.googleapis.com"
     collection = "jobs"
-    called = "job", "jobs"
     key_filter = "labels.{label}={key}"
     page = "batch/jobsDetail/regions/{region}/jobs/{job}/details"
     log_filter = 'log_id("batch_task_logs") labels.task_group_name:"/jobs/{job}/"'
+
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
+        return self._client.list_jobs(request, timeout=service.CALL_SECONDS)
 
     def submit(
         self, short: str, labels: Mapping[str, str], session: PipesSession
     ) -> service.RemoteJob:
         request = {"parent": self._parent, "job_id": short, "job": self._enrich(labels, session)}
         return self.describe(self._client.create_job(request, timeout=service.CALL_SECONDS))
+
+    def look_up(self, name: str) -> Any:
+        return self._client.get_job(name=name, timeout=service.CALL_SECONDS)
 
     def cancel(self, job: service.RemoteJob) -> None:
         """Delete the job, and return once its machines are gone."""

@@ -199,8 +199,6 @@ class RemoteService(ABC):
     """Where Google's own service answers, with a place for the region."""
     collection: ClassVar[str]
     """What comes before a job's short name in its resource name."""
-    called: ClassVar[tuple[str, str]]
-    """A job and several, in the names of the client's methods."""
     key_filter: ClassVar[str] = ""
     """Filter of its list, with places for label and key: each service has its own grammar. Empty
     where the list takes none."""
@@ -234,9 +232,9 @@ class RemoteService(ABC):
         """Where the jobs of a project and region are made: the region itself, or zones of it."""
         return [parent]
 
+    @abstractmethod
     def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
         """The service's answer to a `parent` and, where there is one, a `filter`."""
-        return getattr(self._client, f"list_{self.called[1]}")(request, timeout=CALL_SECONDS)
 
     @abstractmethod
     def describe(self, job: Any) -> RemoteJob:
@@ -274,9 +272,9 @@ class RemoteService(ABC):
             reason = "It was deleted, by another than this run."
             return RemoteJob(name, Phase.CANCELLED, reason, labels={})
 
+    @abstractmethod
     def look_up(self, name: str) -> Any:
         """A job of the service's own kind; raises NotFound where it was deleted."""
-        return getattr(self._client, f"get_{self.called[0]}")(name=name, timeout=CALL_SECONDS)
 
     @abstractmethod
     def cancel(self, job: RemoteJob) -> None:

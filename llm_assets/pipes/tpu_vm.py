@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ class TpuVms(service.RemoteService):
     generated = "google.cloud.tpu_v2", "TpuClient"
     address = "tpu.googleapis.com"
     collection = "queuedResources"
-    called = "queued_resource", "queued_resources"
     page = "compute/tpus/details/{region}/{job}"
     log_filter = 'log_id("gcplogs-docker-driver") jsonPayload.container.name="/{job}"'
 
@@ -67,6 +66,9 @@ class TpuVms(service.RemoteService):
         own_zones = sorted(zone for zone in zones if zone.rpartition("-")[0] == region)
         return [f"projects/{project}/locations/{zone}" for zone in own_zones]
 
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
+        return self._client.list_queued_resources(request, timeout=service.CALL_SECONDS)
+
     def labels_of(self, job: Any) -> dict[str, str]:
         specs = job.tpu.node_spec
         return dict(specs[0].node.labels) if len(specs) == 1 else {}
@@ -83,6 +85,9 @@ class TpuVms(service.RemoteService):
         self._client.create_queued_resource(request, timeout=service.CALL_SECONDS)
         # The call returns an operation, which does not describe the request.
         return self.get(self.full_name(short))
+
+    def look_up(self, name: str) -> Any:
+        return self._client.get_queued_resource(name=name, timeout=service.CALL_SECONDS)
 
     def cancel(self, job: service.RemoteJob) -> None:
         """Delete the request and its machine, and return once both are gone."""

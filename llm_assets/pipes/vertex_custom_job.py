@@ -1,7 +1,7 @@
 """Runs containers on Vertex AI as custom jobs, with Dagster Pipes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dagster import PipesSession
@@ -41,16 +41,21 @@ class VertexCustomJobs(service.RemoteService):
     generated = "google.cloud.aiplatform_v1", "JobServiceClient"
     address = "{region}-aiplatform.googleapis.com"
     collection = "customJobs"
-    called = "custom_job", "custom_jobs"
     key_filter = 'labels.{label}="{key}"'
     page = "vertex-ai/locations/{region}/training/{job}"
     log_filter = 'resource.type="ml_job" resource.labels.job_id="{job}"'
+
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
+        return self._client.list_custom_jobs(request, timeout=service.CALL_SECONDS)
 
     def submit(
         self, short: str, labels: Mapping[str, str], session: PipesSession
     ) -> service.RemoteJob:
         request = {"parent": self._parent, "custom_job": self._enrich(short, labels, session)}
         return self.describe(self._client.create_custom_job(request, timeout=service.CALL_SECONDS))
+
+    def look_up(self, name: str) -> Any:
+        return self._client.get_custom_job(name=name, timeout=service.CALL_SECONDS)
 
     def cancel(self, job: service.RemoteJob) -> None:
         self._client.cancel_custom_job(name=job.name, timeout=service.CALL_SECONDS)
