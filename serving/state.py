@@ -229,7 +229,10 @@ def own_key(path: Path, make: Callable[[], bytes]) -> bytes:
     # stays so on a full disk, and an empty key is one that everybody knows.
     if not key.strip():
         make_private(path.parent)
-        with local_lease(path.with_name(f"{path.name}.lock")):
+        lock = path.with_name(f"{path.name}.lock")
+        # As private as all that is kept beside it.
+        open(lock, "ab", opener=open_private).close()
+        with local_lease(lock):
             # Somebody else may have made it while this waited for the lock.
             key = files.find(path) or b""
             if not key.strip():
