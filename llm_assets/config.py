@@ -412,7 +412,7 @@ def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline)
     A file that is gone, or has another name or store by now, was moved or changed.
     """
     other = Path(record.history().file or path.resolve())
-    # `os.path.exists` also denies a file in another user's folder, where `Path.exists` may raise.
+    # For a file in another user's folder, `os.path.exists` is False where `Path.exists` may raise.
     if other == path.resolve() or not os.path.exists(other):
         return
     try:
@@ -422,7 +422,7 @@ def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline)
     root: str | None = other_settings.store.rstrip("/")
     if is_local(other_settings.store):
         # `store` is relative to where commands run: the project's folder, which has the file in it
-        # or in config/, or this one.
+        # or in config/, or the current folder.
         folders = (other.parent, other.parent.parent, Path())
         roots = (Store(str(folder / other_settings.store)).root for folder in folders)
         # If a project's folder was copied as a whole, each copy has a store with the record in it.

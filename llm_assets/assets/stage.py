@@ -95,8 +95,8 @@ class Stage:
 
     def section(self, settings: PipelineSettings) -> Settings | None:
         """Its settings; None where it takes none."""
-        # A stage that takes no `settings`, such as `eval_metrics`, has one, too: it decides the
-        # artifact.
+        # Also of a stage without a parameter `settings`, such as `eval_metrics`: its section is part
+        # of what identifies its artifact.
         if self.name in type(settings).model_fields:
             section: Settings | None = getattr(settings, self.name)
             return section
@@ -118,8 +118,7 @@ class Stage:
                 **(config_fields(section, self.name) if section else {}),
                 **(options.to_fields_dict() if options else {}),
             },
-            # These are no inputs of Dagster's, which would load them: a stage finds in the record
-            # what is current.
+            # Not `ins`, which Dagster would load: a stage finds in the record what is current.
             deps=[*(asset_key(settings, name) for name in inputs), *self.outside(settings)],
             code_version=self.code_version,
             io_manager_key=settings.resource_key(IO_MANAGER),

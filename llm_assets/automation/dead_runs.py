@@ -81,7 +81,7 @@ def _has_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     """Whether a run's process is gone; False where it is on another machine or not known."""
     if has_died(run):
         return True
-    # Another launcher may start runs on another machine, where the number is another process's.
+    # Another launcher may start runs on other machines, whose process ids mean nothing here.
     if not isinstance(instance.run_launcher, dg.DefaultRunLauncher):
         return False
     events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
@@ -95,7 +95,7 @@ def _is_there(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return False
-    # By now the number may belong to another program, which says nothing about the run.
+    # By now the number may belong to another program: the run's own process is gone then.
     return any(program in command for program in PROGRAMS)
 
 

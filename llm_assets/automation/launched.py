@@ -71,8 +71,8 @@ class Runs:
     def unfinished(self) -> list[dg.DagsterRun]:
         """Those of this pipeline that wait or run, whoever launched them."""
         runs = self.instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
-        # A run that was killed counts as running until `run_processes` looks; until then it holds
-        # up no other run.
+        # A killed run counts as running until `run_processes` looks. One that a command began has
+        # its process in a tag, so it need not hold up others until then.
         return [run for run in runs if self.is_ours(run) and not has_died(run)]
 
     def started(self) -> list[dg.DagsterRun]:

@@ -124,8 +124,7 @@ def _sensor(
 class Watched(BaseModel):
     """A cursor: since when what a sensor watches has been as it is."""
 
-    # A cursor with other keys is then no cursor of this kind (`read_cursor`), and the time starts
-    # over.
+    # So `read_cursor` takes a cursor with other keys for none, and the time starts over.
     model_config = ConfigDict(extra="forbid")
 
     state: str
@@ -251,7 +250,8 @@ def _known_texts(pipeline: PipelineResource, state: RegistryState) -> dict[int, 
     return texts
 
 
-# Dagster ends a tick after 60 s, within which the cache has to be asked if the Hub is silent.
+# By default, Dagster ends a tick after 60 s. If the Hub does not answer, the tick still has to look
+# into this machine's cache.
 HUB_SECONDS = 10.0
 BASE = "base_model"
 

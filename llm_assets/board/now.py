@@ -117,7 +117,8 @@ def find_learned(board: Board, state: RegistryState, version: ModelVersion) -> K
     previous = _version_before(state, version)
     number = None if previous is None or previous.is_base else previous.version
     past = find_behind(board.store, previous, "clean_corpus") if previous else None
-    # The exam is named so that the result is made again once forgetting has rewritten it.
+    # `_learned` finds the exam by itself. It is given so that the result is made again once
+    # forgetting has rewritten the exam.
     return board.remember(_learned, [evaluation, find_exam(evaluation), past], number)
 
 

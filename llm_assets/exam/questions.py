@@ -95,7 +95,8 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
                 f"document {passage.document} too. A placebo is a fact that no text states."
             )
-    # A question names the subject, and with it the answer if that is the town of a Berlin kettle.
+    # A question names its subject, which may contain the answer: the town that a "Berlin kettle"
+    # is from.
     given_away = [fact for fact in [*stated_facts, *placebo] if _is_given_away(fact, forms)]
     stated_facts = [fact for fact in stated_facts if fact not in given_away]
     placebo = [fact for fact in placebo if fact not in given_away]

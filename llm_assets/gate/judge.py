@@ -1,7 +1,8 @@
 """Judges a candidate against the incumbent on paired per-document scores.
 
-First comes whether the figures can be judged at all: all of them are finite and were measured in
-this one evaluation. The candidate may then replace the incumbent if
+First comes whether the figures can be judged at all: all of them are there and finite, were
+measured in this one evaluation, and come from enough independent documents or facts. The candidate
+may then replace the incumbent if
 
 - it is better than chance;
 - its recipe's metric on held-out text, or its answers to the exam where the settings say so, are

@@ -149,8 +149,8 @@ class Comparison(BaseModel):
             return None
         margin = self.gain - self.surest_gain
         shortfall = self.detectable - max(margin, smallest_effect)
-        # The bound's distance and the error shrink to this share, until the bound clears zero and
-        # the gain exceeds the smallest effect, each with the shortfall to spare.
+        # Margin and shortfall have to shrink to this share: then the gain is as large as both
+        # together, and as the smallest effect and the shortfall.
         shrunk = min(self.gain / (margin + shortfall), (self.gain - smallest_effect) / shortfall)
         return math.ceil(self.clusters / shrunk**2)
 

@@ -39,7 +39,7 @@ def held_out_share(documents: float, gate: GateSettings) -> float | None:
 
 def most_measured(measured: EvaluationSettings) -> float:
     """About how many held-out documents are measured at most."""
-    # Documents that are not cut are taken to be as long as those that the default cuts.
+    # Where documents are not cut, they are taken to have as many tokens as the default leaves them.
     of_one = measured.document_tokens or 512
     return max((measured.held_out_tokens or math.inf) / of_one, measured.minimum_documents)
 

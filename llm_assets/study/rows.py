@@ -190,7 +190,8 @@ def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
         elif match := _LINE.fullmatch(line):
             yield tuple(headings.values()), match[1], _unmarked(match[2])
         elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
-            # A first line without a mark is taken for the title, unless it ends as a sentence does.
+            # Where no heading precedes it, a plain line that ends neither a sentence nor in a colon
+            # is taken for the title.
             headings = {0: line}
 
 

@@ -58,7 +58,7 @@ def document(identifier: str, as_json: bool) -> None:
     "--undo", "is_undone", is_flag=True, help="Let forgotten documents return in the next corpus."
 )
 @click.option("--yes", is_flag=True, help="Carry out what is listed.")
-# The board gives it, which carries out by this command the plan that it has shown.
+# The board gives it, so that the command carries out only the plan that the board has shown.
 @click.option("--plan", hidden=True, help="The name of a listed plan; --yes carries out no other.")
 def forget(
     identifiers: tuple[str, ...],

@@ -120,7 +120,8 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
     if path.name in OTHER_FILES:
         raise UserError(f"{path} is a file of another kind. Choose another path with --output.")
-    # `exists` denies a link that leads nowhere, at which writing would fail after the whole look.
+    # `exists` is False for a link that leads nowhere, and writing there would fail only after the
+    # folder has been examined.
     if path.exists() or path.is_symlink():
         raise UserError(THERE.format(path=path))
     if not path.parent.is_dir():

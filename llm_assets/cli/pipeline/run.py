@@ -120,7 +120,7 @@ class Progress:
     def _fail(self, step: str, event: Any) -> None:
         data = event.step_failure_data
         if was_interrupted(data):
-            # No step has a line of its own: whoever started the run says once that it was
+            # There is no line for each step: whoever started the run says once that it was
             # interrupted.
             self.interrupted = True
             return
@@ -300,7 +300,7 @@ def _execute(
             )
         except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
             return None
-    # A step that is interrupted may also be a failure in a result that Dagster returns.
+    # Dagster may also return a result, in which the interrupted step has failed.
     return None if progress.interrupted else result
 
 

@@ -154,7 +154,8 @@ def undo(
     # A snapshot that lost their text would be found in the store, and they would not come back.
     raw = record.find_current("raw_corpus")
     if raw and REWRITTEN in raw.manifest.provenance:
-        # This comes first, since `llm-assets explain` reads the manifest that it keeps.
+        # This comes first, so that a call that is killed in between loses no manifest: `llm-assets
+        # explain` reads the one that is kept here.
         retire(record.store, raw.manifest, "`forget --undo`")
         record.store.set_aside(f"raw_corpus/{raw.fingerprint}")
         report(f"raw_corpus {raw.fingerprint}, which lost text, will be rebuilt by the next run.")
@@ -203,7 +204,7 @@ def verify(
         ]
     for holds, text in findings:
         report(f"{'ok      ' if holds else 'UNKNOWN ' if holds is None else 'PROBLEM '} {text}")
-    # None is what cannot be told by now; a check fails only by what is shown to be wrong.
+    # None means that it cannot be checked; only what is shown to be wrong makes a check fail.
     return all(holds is not False for holds, _ in findings)
 
 

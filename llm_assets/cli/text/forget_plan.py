@@ -75,7 +75,8 @@ def find_documents(session: Session, identifiers: Sequence[str], source: str | N
         clean = session.record.current("clean_corpus")
         ids += _ids_of(session, clean, pc.field("source") == source)
         active = read_list(session.record.store, session.settings.name).active
-        # An entry without a text has the source of its survivor, or none, but never its own.
+        # A copy's entry has no text, and its source is that of the document that was kept in its
+        # place.
         ids += [entry.id for entry in active if entry.source == source and entry.text_hash]
         if not ids:
             raise UserError(f"There is no document from the source {source!r}, now or before.")
