@@ -252,7 +252,7 @@ def clean_corpus(
     def compare(artifact: Artifact) -> Comparison:
         return clean.compare_documents(spec(artifact.url), artifact.url)
 
-    # `build` reads this, too, but is called only once the plan is returned.
+    # `build` above uses this, too: it is called only after the plan has been returned.
     earlier = find_earlier(
         pipeline.record, corpus_identity, lambda identity: pipeline.find(context, identity, compare)
     )

@@ -230,7 +230,8 @@ class Measurement:
         Raises:
             DamagedArtifact: a file of the shards or the incumbent has changed.
         """
-        # The stage takes them from the record and not as an input, so nothing else verifies them.
+        # The stage takes the shards from the record and not as an input, so nothing else verifies
+        # them.
         self.shards.verify()
         incumbent = None
         if self.incumbent:

@@ -95,8 +95,8 @@ class Stage:
 
     def section(self, settings: PipelineSettings) -> Settings | None:
         """Its settings; None where it takes none."""
-        # Also of a stage without a parameter `settings`, such as `eval_metrics`: its section is part
-        # of what identifies its artifact.
+        # Also for a stage without a parameter `settings`, such as `eval_metrics`: the section is
+        # part of what identifies its artifact.
         if self.name in type(settings).model_fields:
             section: Settings | None = getattr(settings, self.name)
             return section

@@ -149,8 +149,8 @@ class Comparison(BaseModel):
             return None
         margin = self.gain - self.surest_gain
         shortfall = self.detectable - max(margin, smallest_effect)
-        # Margin and shortfall have to shrink to this share: then the gain is as large as both
-        # together, and as the smallest effect and the shortfall.
+        # Margin and shortfall have to shrink to this share of their size, so that the gain is at
+        # least their sum, and at least the smallest effect plus the shortfall.
         shrunk = min(self.gain / (margin + shortfall), (self.gain - smallest_effect) / shortfall)
         return math.ceil(self.clusters / shrunk**2)
 

@@ -190,8 +190,8 @@ def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
         elif match := _LINE.fullmatch(line):
             yield tuple(headings.values()), match[1], _unmarked(match[2])
         elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
-            # Where no heading precedes it, a plain line that ends neither a sentence nor in a colon
-            # is taken for the title.
+            # Before any heading, the first plain line that ends in none of these marks is taken for
+            # the title.
             headings = {0: line}
 
 
