@@ -215,7 +215,7 @@ class Spending:
     """Per job: when it got its machines, which a service may no longer know once they are gone;
     when it was last looked at; the hours until then of units beyond its first ones."""
     # Read before each submission and not at each look, so what other runs spend while a job runs
-    # counts only against the next one.
+    # counts only when the next job is submitted.
     _before: tuple[float, float] | None = None
     """Dollars of other jobs in the ledger, of this month and of this run; None until read."""
     _recorded: float = 0.0

@@ -222,8 +222,7 @@ class LiveEndpoint:
             return []
         bits: list[float] = []
         for document in fitting:
-            # A slow endpoint is compared on as many documents as there is time for.
-            # At least one document is compared, however slow the endpoint is.
+            # A slow endpoint is compared on as many documents as there is time for, at least one.
             if bits and time.monotonic() > self._end:
                 break
             bits.append(sum(map(self._bits, document.windows)))

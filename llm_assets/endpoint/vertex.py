@@ -48,7 +48,7 @@ class VertexEndpoint:
 
     def __init__(self, vertex: Vertex, pipeline: str) -> None:
         self.vertex = vertex
-        # An endpoint's id may have letters, digits and hyphens alone.
+        # An endpoint's id may have lower-case letters, digits and hyphens alone.
         self._id = pipeline.replace("_", "-")
         self.name = f"{vertex.parent}/endpoints/{self._id}"
 

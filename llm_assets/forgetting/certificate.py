@@ -144,8 +144,7 @@ def replacements(store: Store, current: Artifact | None) -> list[Replacement]:
                 masked=current.stats["masked"],
             )
         )
-        # A repeated run starts from the run that was repeated before it, as long as that was
-        # affected, too.
+        # A repeated run starts from the repetition of the run before it, if that was affected, too.
         start = current.manifest.inputs.get(START_INPUT)
         current = store.find_named("checkpoint", start) if start else None
     return runs[::-1]

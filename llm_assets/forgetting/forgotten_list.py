@@ -108,8 +108,8 @@ class ForgottenList(BaseModel):
         """Ids under which no document may return, whatever its text."""
         # A row number may have passed to another row, which it would keep out.
         by_id = [document for document in self.active if not document.numbered]
-        # What was forgotten for another's text may return under its id with a text of its own;
-        # where it has no hash, only the id can keep it out.
+        # A document that was forgotten because it holds another's text may return with a different
+        # one. A copy that was dropped has no hash, so only its id can keep it out.
         return sorted({d.id for d in by_id if d.survivor is None or d.text_hash is None})
 
     @property

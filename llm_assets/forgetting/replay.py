@@ -89,7 +89,7 @@ def replay(
 
 
 def check_replay(store: Store, runs: Sequence[TrainingRun], texts: Sequence[str]) -> None:
-    """Check that `replay` has all that it needs, so that a chain of runs does not fail at its last;
+    """Check that `replay` has all that it needs, before the first of a chain of runs is repeated;
     raises its UserError if not."""
     affected, _ = _affected(runs, texts)
     start = _spec_of(store, affected[0]).base_model_folder

@@ -71,7 +71,7 @@ def examine(
             texts_sought, corpora = len(search.texts), len(search.corpora)
             scope = f"{texts_sought:,} texts were looked for in {corpora:,} corpora"
             yield True, f"{scope}: no document holds {search.similarity:.0%} of one"
-    # A document that holds one of the texts was trained on under a hash of its own.
+    # A document that holds one of the texts has a hash of its own, by which runs have recorded it.
     yield from _of_versions(record.store, state, stated, sorted(texts | found_texts))
     for replacement in stated.replaced:
         yield _of_weights(record.store, replacement)

@@ -203,7 +203,8 @@ def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[
 def _repair(store: Store, artifact: Artifact | None, place: str) -> None:
     """Set an artifact aside; an intact manifest still explains versions."""
     if artifact:
-        # Before the artifact is moved: the records of its text are copied from its folder.
+        # Before the artifact is moved: the records of the text that a model was trained on are
+        # copied from its folder.
         retire(store, artifact.manifest, "`llm-assets doctor --repair` (it was damaged)")
         store.enter(artifact, artifact.manifest.libraries)
     store.set_aside(place)
@@ -488,7 +489,7 @@ def find_contradictions(state: RegistryState) -> Iterator[str]:
     if by_number and max(by_number) >= state.next_version:
         yield f"version {max(by_number)} exists, but {state.next_version} would be the next number"
     mentioned = {move.version for move in state.history} | {*state.succession}
-    # What follows looks up every number that is mentioned, so it has to end here.
+    # What follows looks up versions by numbers that are mentioned, so it has to end here.
     if unknown := sorted(mentioned - by_number.keys()):
         yield f"version {unknown[0]} is in the history, but not registered"
         return

@@ -87,7 +87,7 @@ class DataprocBatches(service.RemoteService):
             ended=service.seconds(job.state_time) if phase.ended else 0.0,
             # The name of a deleted batch can be used again.
             uid=job.uuid,
-            # From thousandths of a unit for a second to units for an hour.
+            # From milli-DCU seconds to DCU hours.
             billed_hours=job.runtime_info.approximate_usage.milli_dcu_seconds / 3_600_000,
             units=job.runtime_info.current_usage.milli_dcu / 1_000,
         )

@@ -62,8 +62,8 @@ def is_resource_quota(message: str) -> bool:
 def explain(message: str, status: int | None, place: JobService) -> str:
     """Advice for an error's message and HTTP status; empty where there is none to give."""
     project, region = place.project, place.region
-    # First of all, since the token server calls the signature of a wrong clock `invalid_grant`,
-    # too, for which the advice would be to log in again.
+    # First of all, since the token server says `invalid_grant` of a signature by a wrong clock,
+    # too, and the advice for that would be to log in again.
     if CLOCK.search(message):
         return (
             "The clock of this machine is minutes away from Google's, which takes no signature of "

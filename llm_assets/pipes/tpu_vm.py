@@ -22,8 +22,9 @@ SILENT_SECONDS = 600.0
 BOOT_SECONDS = 1800.0
 """The same for a machine that has never reported, counted from its creation."""
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""How long a request that has ended, which costs nothing, stays in Google's list. The record of how
-it ended stays longer: `infrastructure/storage.tf` deletes it after 30 days."""
+"""How long a request that has ended, which costs nothing, stays in Google's list, counted from its
+creation. The record of how it ended stays longer: `infrastructure/storage.tf` deletes it after 30
+days."""
 PYTHON = "#!/usr/bin/env python3\n"
 WITH_MACHINE = ("ACTIVE", "SUSPENDING")
 PHASES = {"DELETING": service.Phase.CANCELLING, "FAILED": service.Phase.FAILED}
@@ -124,7 +125,7 @@ class TpuVms(service.RemoteService):
             detail=detail,
             labels=labels,
             created=service.seconds(job.create_time),
-            # An exit code of 0 failed no job.
+            # Only a program that failed the job has one here, so 0 counts as none.
             exit_status=record.get("exit") or None,
             lost_machines=lost,
             started=made_at or record.get("started", 0.0),
@@ -143,8 +144,8 @@ class TpuVms(service.RemoteService):
     ) -> tuple[service.Phase, str, bool]:
         """Its phase, why, and whether its machine was lost."""
         state, failed = job.state.state.name, service.Phase.FAILED
-        # The record comes before the state, which says SUSPENDED of a machine that deleted itself
-        # after success and of one that was taken alike.
+        # The record comes before the state, which is SUSPENDED both if a machine deleted itself
+        # after success and if Google took it away.
         if "ended" in record:
             if record.get("exit") == 0:
                 return service.Phase.SUCCEEDED, "", False

@@ -101,7 +101,7 @@ class Registry(ABC):
         newest = self._record.registry()
         content, decisions = self._read(STATE_NAME), self._decisions()
         cached, state = self._known
-        # Compared by content: the decisions can change while the state's own file stays the same.
+        # Both are compared: the decisions can change while the state's own file stays the same.
         if content is None or cached != (content, decisions):
             state = self._parse_newest(content, newest)
             state.follow(decisions)
@@ -167,7 +167,7 @@ class Registry(ABC):
                 raise UserError(
                     f"{self.folder}/{STATE_NAME} can be read: there is nothing to restore."
                 )
-            # `Store.update` asks again if another writer was faster.
+            # `Store.update` calls this again if another writer was faster.
             states.clear()
             for name, saved in ((STATE_NAME, content), (BACKUP_NAME, self._read(BACKUP_NAME))):
                 with contextlib.suppress(RegistryDamaged):
@@ -269,8 +269,8 @@ class Registry(ABC):
             self._check_newest(state, newest)
             return state
         with self._reachable():
-            # A registry is new only if nothing else shows that it ever had versions. One that was
-            # lost must not begin again at 0, as its numbers would name other models.
+            # Without a backup and published versions, the registry is new. One that was lost must
+            # not begin again at 0, as its numbers would name other models.
             if self._read(BACKUP_NAME) is None and not self._published():
                 return RegistryState()
         raise self._damage(STATE_NAME, "is lost, though versions were registered")

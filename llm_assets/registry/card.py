@@ -84,8 +84,8 @@ def page_path(pipeline: str, version: int) -> str:
 def render_card(state: RegistryState, version: ModelVersion) -> str:
     """Markdown with verdicts, decisions, figures, lineage and license.
 
-    It follows from the two alone: a registry compares cards to find the versions that a change is
-    about.
+    It depends on the two arguments alone, since a registry compares cards to find the versions
+    that a change affects.
     """
     lines = [
         f"# {'Base model, version' if version.is_base else 'Version'} {version.version}",

@@ -255,7 +255,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         )
 
     def precision(self) -> Precision:
-        # TPUs are not among these: their strategy names its own precision
+        # `ACCELERATORS` has no TPUs: their strategy names its own precision
         # (`TrainingRunner.resolve`).
         accelerator = ACCELERATORS.get(self._settings().training.accelerator_type or "")
         return "bfloat16" if accelerator and accelerator.bfloat16 else "float32"
@@ -332,7 +332,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             processes: at least so many train together if machines have no accelerators to share; 0
                 for a program that is a single process.
         """
-        # The launcher counts the processes of its own machine.
+        # A launcher runs on each machine, and is told how many processes to start there.
         count = machines.processes // machines.replicas
         if machines.accelerator_count == 0 and machines.tpu is None:
             count = max(count, processes // machines.replicas)

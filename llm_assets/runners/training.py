@@ -108,7 +108,7 @@ def _run_once(
 
 def _end(code: int) -> str:
     """How a program ended, in words, and what to do where it was killed."""
-    # A child that a signal ended has its number as a negative exit code.
+    # The exit code of a child that a signal ended is the signal's number, negated.
     if -code != signal.SIGKILL:
         return how_it_ended(code)
     reason = why_killed(
