@@ -124,7 +124,7 @@ def cached_file(folder: str, key: str) -> tuple[Path, int] | None:
     path = Path(folder, key)
     if not path.exists():
         return None
-    # A local entry is renewed by its time alone, so its bytes are not needed.
+    # Its bytes are not needed: a local entry is renewed by setting its time alone.
     _renew(str(path), b"")
     return path, _DIGEST_BYTES
 
@@ -143,8 +143,7 @@ def cached_sha256(folder: Path, file: Path) -> str:
     """The SHA-256 of a local file, computed once, by whichever program, as long as the file
     system's record of it (number, size, times of its content and of its entry) stays the same."""
     status = os.stat(file)
-    # With the time of its entry (ctime), which no program can set back as it can that of its
-    # content.
+    # With ctime, which no program can set back: a file changed under its old mtime is read again.
     state = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     key = hash_json({"file": state})
     return bytes(cached(str(folder), key, lambda: sha256_of(str(file)).encode())).decode()

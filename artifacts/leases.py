@@ -150,7 +150,7 @@ def local_lease(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path, on_wait, at_each_look) as file:
-        # What the last holder wrote is still there, and whatever is written comes behind it.
+        # Opened to append (`_lock`), and what the last holder wrote is still there.
         file.seek(0)
         file.truncate()
         file.write(_describe_hold())

@@ -87,8 +87,8 @@ def source_hash(*modules: str) -> str:
 @cache
 def _source(module: str) -> tuple[list[str], str]:
     """What a module imports of this project or of its own package, and a hash of its source."""
-    # Read once in a process: the seven modules that make the keys of a run of Spark import the same
-    # ones, which takes 0.4 s of a processor that way, and 2.7 s if each of them reads them again.
+    # Read once in a process: the modules that make the keys of a run of Spark import the same ones.
+    # That takes 0.4 s of a processor, and 2.7 s if each of these modules reads them again.
     tree = parsed(_path_of(module).read_text())
     names = []
     for node in ast.walk(tree):

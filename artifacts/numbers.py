@@ -56,7 +56,7 @@ ROUNDS = 6
 
 def mix(values: np.ndarray) -> np.ndarray:
     """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), which spreads every bit."""
-    # Products wrap around at 2**64, as they shall; of arrays, numpy does not warn of that.
+    # Products are to wrap around at 2**64, of which numpy does not warn where they are arrays.
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -79,7 +79,7 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     keys = np.uint64(key & 0xFFFFFFFFFFFFFFFF) + np.arange(1, ROUNDS + 1, dtype=np.uint64)
     keys = mix(keys * GOLDEN)
     result = _encrypt(values, half_bits, keys)
-    # The network permutes at most four times as many numbers as there are, so few steps lead back.
+    # The network permutes at most four times `size` numbers, so few steps lead back into the range.
     while (outside := result >= size).any():
         result[outside] = _encrypt(result[outside], half_bits, keys)
     return result.astype(np.int64)

@@ -96,7 +96,7 @@ def why_killed(for_less: str) -> str:
         return f"perhaps because memory ran out (the limit here is {limit}). {for_less}"
     if kills == _KILLS_BEFORE:
         return "but not for want of memory: the kernel has ended no process for that."
-    # It may have been another one: the counter is that of the control group, or of the machine.
+    # "Most likely": the counter is of the whole control group, or machine, and names no process.
     cause = f"the kernel ended a process for that; the limit here is {limit}"
     return f"most likely because memory ran out: {cause}. {for_less}"
 
@@ -186,7 +186,7 @@ _SPARK_ENDED = {
 
 def _of_spark(error: BaseException) -> str | None:
     text = f"{type(error).__name__}: {error}"
-    # It comes as text from Java, without the number by which `_of_system` tells it.
+    # Java gives a full disk as text, without the number by which `_of_system` knows it.
     if "org.apache.spark" in text and "No space left on device" in text:
         return (
             "No space left on a disk that Spark writes to: that of its shuffles "

@@ -71,7 +71,7 @@ def normalize(text: str, form: Literal["NFC", "NFKC"]) -> tuple[str, bool]:
     else:
         text = _LINE_ENDS.sub("\n", text)
         cleaned = _UNWANTED.sub("", text)
-    # Against the text with its line ends changed, which are fewer characters and none that is lost.
+    # Compared with the text whose line ends are changed: that may shorten it, and loses nothing.
     has_lost = len(cleaned) < len(text) or "\ufffd" in cleaned
     return unicodedata.normalize(form, cleaned).strip(), has_lost
 
@@ -174,7 +174,7 @@ def find_words(
 
 def _unspaced_characters(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the characters of scripts without spaces begin, and how many bytes each has."""
-    # All these scripts lie beyond U+0800, so their characters have three bytes or four, of which
+    # All these scripts lie above U+0800, so their characters have three bytes or four, of which
     # all but the last give the block of 64 code points.
     first = np.flatnonzero(content >= _THREE_BYTES)
     is_longer = content[first] >= _FOUR_BYTES

@@ -56,7 +56,7 @@ def move_pipes_arguments() -> None:
 def open_session() -> "Iterator[PipesContext]":
     """Open the Pipes session; on leaving, every message has been delivered, or UserError is raised
     where Cloud Storage took none for five minutes."""
-    # Imported here, since programs also run where nothing of Dagster is installed.
+    # Imported here: a program that Dagster did not start needs none of it.
     from dagster_pipes import PipesMessageWriter, decode_param, open_dagster_pipes
 
     class BucketWriter(PipesMessageWriter):
@@ -101,7 +101,7 @@ class BucketChannel:
     def close(self) -> None:
         """Write what is left; raises UserError where that fails for five minutes."""
         self._closing.set()
-        # A last try may have begun just before the loop's own deadline.
+        # Just before its own deadline, the loop may still pause for a last try.
         self._thread.join(CLOSE_SECONDS + RETRY_SECONDS)
         if self._thread.is_alive() or self._waiting:
             raise UserError(
@@ -261,7 +261,7 @@ def read_spec_file(url: str) -> bytes:
 @contextmanager
 def _reasons_named(spec: BaseModel) -> Iterator[None]:
     """Turn an error whose reason is known, such as a full disk, into one message that says it."""
-    # Of an error that names no file, such as one of a full disk, the place of the output is said.
+    # Where an error names no file, its disk is taken to be that of the output.
     places = [str(getattr(spec, name)) for name in OUTPUTS if hasattr(spec, name)]
     try:
         yield

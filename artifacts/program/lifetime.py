@@ -72,8 +72,8 @@ class Child:
         variables = {**(os.environ if environment is None else environment)}
         # It may name this process's own parent.
         variables.pop(PARENT_VARIABLE, None)
-        # Looked for here: by way of this module, the start would succeed and only the exit code
-        # tell.
+        # Looked for here: by way of this module, the start would succeed, and only its end would
+        # tell that the program is absent.
         if shutil.which(command[0], path=variables.get("PATH")) is None:
             raise UserError(f"There is no program {command[0]!r} here.")
         if not outlives_parent:
@@ -140,7 +140,7 @@ class Child:
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):
-            # Its group has its number, as it was started as the first of one.
+            # It was started in a new group, whose number is its own.
             os.killpg(self.pid, signal.SIGKILL)
 
 
@@ -303,7 +303,7 @@ def use_own_temporary_folder() -> None:
 
     # `tempfile` caches its first answer; without that, TMPDIR is read again.
     tempfile.tempdir = None
-    # Whoever needs a temporary file later tells of the fault.
+    # Whoever needs a temporary file later meets the same fault, and reports it.
     with suppress(OSError):
         place = Path(tempfile.gettempdir())
         holder = _holder(place)

@@ -79,7 +79,7 @@ class ShardFiles:
             status = local.stat() if local.exists() else None
             if status is None or (status.st_size, int(status.st_mtime)) != state:
                 files.download(f"{self.url}/{name}", local)
-                # Last, so that a copy whose download was broken off before this is fetched again.
+                # If this process is killed before, the copy has another time and is fetched again.
                 os.utime(local, (state[1], state[1]))
         return local
 
@@ -254,7 +254,7 @@ class MaskedShardSet(ShardSet):
 
     def read(self, rows: np.ndarray) -> PackedRows:
         packed = super().read(rows)
-        # These rows are copies: what is masked below stays in the shards.
+        # These rows are copies, so masking them leaves the shards as they are.
         row_of = np.repeat(np.arange(len(rows)), np.diff(packed.row_offsets))
         numbers = np.searchsorted(self.ends, rows, side="right")[row_of]
         mask = np.zeros(len(row_of), bool)

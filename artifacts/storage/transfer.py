@@ -38,7 +38,7 @@ def checksum_of(url: str) -> str:
 def stated_checksum(filesystem: "AbstractFileSystem", path: str, details: dict[str, Any]) -> str:
     """The checksum in a file's details as its file system gives them, or what it has in place of
     one."""
-    # Cloud Storage has no MD5 of objects that it joined from parts.
+    # Cloud Storage has no MD5 of composite objects, which it joined from parts.
     checksum = details.get("md5Hash") or details.get("crc32c") or details.get("etag")
     return str(checksum or filesystem.ukey(path))
 

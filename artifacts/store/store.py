@@ -296,8 +296,9 @@ class Store:
         fingerprints = [
             edition.fingerprint for edition in editions if edition.libraries == identity.libraries
         ]
-        # First what these libraries are on record as having made, newest first; last the identity's
-        # own name, for a store whose record a backup took away.
+        # First what these libraries are on record as having made, newest first. Last the identity's
+        # own name: its maker may have been killed before it was recorded, and a backup may hold it
+        # with an older record.
         names = (*reversed(fingerprints), identity.fingerprint)
         return next(filter(None, (self.find_named(identity.kind, name) for name in names)), None)
 
@@ -425,7 +426,7 @@ class Store:
                 files.remove(f"{self.root}/{place}")
             artifact = Artifact(self, commit(draft, lease))
             # If the content is that of an earlier edition, these libraries are recorded as making
-            # the same.
+            # it, too.
             self.enter(artifact, identity.libraries, "all files")
             return artifact, True
 

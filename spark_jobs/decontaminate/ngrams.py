@@ -122,8 +122,8 @@ class NGrams:
         first = np.flatnonzero(run_starts(documents))
         batches = first[run_starts(pairs[first] // PAIRS_AT_ONCE)]
         for start, end in pairwise([*batches, len(documents)]):
-            # No n-gram is in too many texts: of very many forgotten ones that are alike, each has
-            # to be found.
+            # Without a limit to the texts of an n-gram: of very many forgotten texts that are
+            # alike, each has to be found.
             yield self._count(hashes[start:end], documents[start:end], len(self.sizes))
 
     def _count(
@@ -211,8 +211,8 @@ def overlaps(ngrams: Shingles, references: NGrams) -> np.ndarray:
 def save_ngrams(folder: str, ngrams: NGrams) -> str:
     """Write n-grams where tasks find them, under a hash of their content; return the URL."""
     content = io.BytesIO()
-    # numpy states no time in the archive, so equal n-grams are equal bytes, by which caches know
-    # them.
+    # numpy gives all entries of an archive one fixed time, so equal n-grams are equal bytes: caches
+    # know them by a hash of these.
     np.savez(content, hashes=ngrams.hashes, texts=ngrams.texts, sizes=ngrams.sizes)
     digest = hashlib.sha256(content.getvalue()).hexdigest()
     url = f"{folder}/ngrams-{digest[:32]}.npz"

@@ -52,7 +52,7 @@ def is_row_number(identifier: str, source: str) -> bool:
     return bool(are_row_numbers(ids, sources, [source])[0].as_py())
 
 
-# The number, and what makes an id unique where it comes again (`opened.UniqueIds`).
+# The number, and what is appended to an id that occurs again (`opened.UniqueIds`).
 _NUMBER = r":\d+(#\d+)*$"
 _ROWS = (
     rf"(?i)\.({'|'.join(formats.NUMBERED_ENDINGS)})"

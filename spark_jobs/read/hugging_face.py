@@ -116,7 +116,7 @@ def _load(source: HuggingFaceDataset, folder: str | None) -> Any:
     import datasets
 
     datasets.disable_progress_bars()
-    # `save_to_disk` writes this file for a single split, and the other one for several.
+    # `save_to_disk` of a `Dataset` writes this file, and that of a `DatasetDict` the one below.
     if folder and (Path(folder) / "state.json").exists():
         return datasets.load_from_disk(folder)
     if folder and (Path(folder) / "dataset_dict.json").exists():

@@ -86,7 +86,7 @@ def _fill(template: str, look: Look) -> str | None:
         if values and not any(values.values()):
             continue
         is_empty = is_empty and not values
-        # Behind the last column, `parse` gives None for a name.
+        # `parse` gives None as the column of text that no column follows.
         parts = Formatter().parse(line)
         lines.append("".join(before + values.get(column or "", "") for before, column, *_ in parts))
     return None if is_empty else "\n".join(lines)

@@ -44,7 +44,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Djava.io.tmpdir={tempfile.gettempdir()}")
     # Otherwise Spark binds to the address that this machine's name leads to.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Of a first Java, which only puts together the command of the one that works.
+    # Options of a first Java, which only puts together the command that starts the real one.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     # Whatever the user has set: workers of another Python would have other libraries.
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -80,7 +80,7 @@ def map_tasks(
     context = spark.sparkContext
     with spread(context, items) as numbered, user_errors(), progress(context, label, report):
         records = numbered.mapValues(work).collectAsMap()
-    # Items are dealt out to tasks in turn, so records come in another order.
+    # Items are dealt out to tasks in turn, so their records arrive in another order.
     return [records[number] for number in range(len(items))]
 
 

@@ -157,7 +157,8 @@ def _tokenize_batch(
     batch: pa.RecordBatch, tokenizer: DocumentTokenizer, plan: ShardPlan
 ) -> pa.RecordBatch:
     ids, offsets = tokenizer.encode(batch["text"])
-    # Before ids are written as `plan.dtype`, in which numpy makes a larger one another id silently.
+    # Checked before ids become `plan.dtype`, where numpy would silently turn one that is too large
+    # into another id.
     if len(ids) and int(ids.max()) >= plan.vocab_size:
         worst = int(np.searchsorted(offsets, int(ids.argmax()), side="right")) - 1
         raise UserError(
@@ -184,7 +185,7 @@ def _tokenize_examples(
     documents: pa.Table, lines: pa.ChunkedArray, tokenizer: DocumentTokenizer, plan: ShardPlan
 ) -> pa.Table:
     """`id` and `text`, with the examples that they are, to `TOKENIZED_SCHEMA`."""
-    # Of examples as well, whose `position` and `absent` are those of their plain text.
+    # Examples, too, are tokenized as plain text, which gives their `position` and `absent`.
     plain = _tokenize(documents, tokenizer, plan).to_pylist()
     encoder = plan.example_tokenizer(tokenizer.files)
     rows = []
@@ -276,7 +277,7 @@ def _position(identifier: str, copy: int) -> int:
     """A number in [0, 2**63) that shuffles documents; it depends only on the id and the copy."""
     salt = copy.to_bytes(8, "little")
     digest = hashlib.blake2b(identifier.encode(), digest_size=8, salt=salt).digest()
-    # One bit less, since the column is of signed numbers.
+    # 63 bits, since the column is of signed numbers.
     return int.from_bytes(digest, "little") >> 1
 
 

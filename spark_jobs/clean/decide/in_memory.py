@@ -99,7 +99,7 @@ class PreparedParts:
 
         def read(group: tuple[PreparedPart, np.ndarray, np.ndarray]) -> None:
             part, places, rows = group
-            # Threads do not meet: each part has places of its own.
+            # Threads write to different places: each part has its own.
             result[places] = matrix_of(part.read_rows(column, pa.array(rows)), dtype)
 
         with ThreadPoolExecutor(READERS) as readers:
@@ -348,8 +348,8 @@ def thin_out(
     table = documents.select(["shape", "past"]).take(texts.representatives)
     # A text is new if none of its documents is on record.
     is_new = np.ones(table.num_rows, bool)
-    # `at`, since a text has several documents: plain indexing would keep what the last of them
-    # says.
+    # `at` takes all documents of a text into account; with plain indexing, the last one of them
+    # would decide.
     np.logical_and.at(is_new, texts.group, recorded.by_text[texts.members] == NONE)
     numbers = np.flatnonzero(pc.and_not(table["shape"].is_valid(), table["past"]))
     shapes = table["shape"].take(numbers).to_numpy()

@@ -87,7 +87,7 @@ def _tar(content: Content) -> Iterator[Member | Fault]:
             elif entry.size > TAR_MEMBER_BYTES:
                 form = "too large file in an archive"
             # In memory, since readers seek, which the archive's stream cannot do.
-            # Read once, since the stream goes one way and some readers open a member several times.
+            # Cached, since some readers open a member several times, and the stream goes one way.
             read = cache(partial(_tar_member, archive, entry))
             opener = partial(lambda read: io.BytesIO(read()), read)
             yield _member(content, entry.name, entry.size, form, opener)

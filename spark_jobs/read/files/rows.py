@@ -422,7 +422,7 @@ def _need_columns(content: Content, names: Iterable[str]) -> None:
                 "is no telling which is meant. Rename all but one of them."
             )
     choices = [template_columns(template) for template in source.templates] or [source.columns]
-    # All columns of one template are enough for the text; then only that of ids may be missing.
+    # All columns of one template are enough for the text: only the one of ids is still to be found.
     if any(all(_has(present, column) for column in choice) for choice in choices):
         choices = [(source.id_column,)] if source.id_column else []
     for column in choices[0] if choices else ():
