@@ -69,7 +69,7 @@ def start(
             raise NoLongerWanted
         running = state.running
         if running and _needs_new_server(running, settings):
-            # For its error, while the endpoint is still running.
+            # Called for its error alone, which has to come while the endpoint is still running.
             bearer_token(settings)
             # An address that cannot be had must not cost the endpoint that is running.
             # Its own port is free only once it has ended.
@@ -90,7 +90,7 @@ def start(
                 except RolloutFailed:
                     raise  # Somebody stopped it.
                 except UserError:
-                    # What served before cannot be loaded, which is no reason against what is
+                    # What served before cannot be started again, which is no reason against what is
                     # wanted. A RolloutFailed is a UserError, too, so it is caught first.
                     pass
             running = state.running
@@ -119,8 +119,7 @@ class _Change:
     def make(self, running: Status | None) -> Status:
         """Have it served by the endpoint that runs, or by a new one; raises as `start`."""
         state, settings = self.state, self.desired.settings
-        # Before anything is started: `_wait` takes a stop that it finds for one of after this call
-        # began.
+        # Removed before anything is started, so that any stop that `_wait` finds came later.
         state.stopped_path.unlink(missing_ok=True)
         # Outcomes from before this moment are of earlier changes.
         child, began = None, time.time()

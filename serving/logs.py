@@ -73,8 +73,8 @@ def append(path: Path, content: bytes) -> None:
         make_room(path)
         # Opened for each line: another process of this endpoint may have moved the full file away.
         with path.open("ab", buffering=0) as file:
-            # In one write at the file's end, as unbuffered appending is, so that lines of the
-            # supervisor and of the API server do not mix.
+            # Unbuffered, this is one write at the file's end, so that lines of the supervisor and
+            # of the API server do not mix.
             file.write(content)
 
 

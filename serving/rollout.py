@@ -323,8 +323,8 @@ class _Rollout:
                 self._check_wanted()
             beside = await starting
         finally:
-            # False once it has ended. Else what it began is undone before the traffic is rolled
-            # back.
+            # `cancel` returns False once it has ended. Else it is waited for, so that it changes
+            # nothing after the traffic is rolled back.
             if starting.cancel():
                 await asyncio.wait([starting])
         self._check_wanted()

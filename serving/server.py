@@ -188,7 +188,8 @@ class Server:
             self._dispatcher.settings = desired.settings
             # Now, not with the next beat: it may be the silence after it that has to be short.
             self._show_life()
-            # An engine's keeper reads its timeouts from here, and its answers their version's name.
+            # An engine's keeper takes its timeouts from here, and an answer the name of its
+            # version.
             for route in routes:
                 route.engine.desired = desired
             self._has_served = True
@@ -219,7 +220,7 @@ class Server:
             # Where nothing serves, nothing else could sooner. Else as the file says, whose reader
             # may have come just before another was wanted.
             with suppress(OSError):
-                # None where the state folder was removed, in which nobody has asked for another
+                # None where the state folder was removed: then nobody has asked for another
                 # version.
                 return is_first or self._state.desired.read() in (desired, None)
             return True
@@ -280,8 +281,8 @@ def main() -> int:
     os.set_blocking(arguments.beats, False)
     logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     try:
-        # An OSError passes, and the supervisor starts another server: a drive that does not answer
-        # just now may do so then.
+        # An OSError is not caught, so the supervisor starts another server: a drive that does not
+        # answer just now may do so then.
         server = Server(state, arguments.beats)
     except UserError as error:
         log("failed", reason=str(error))

@@ -237,7 +237,7 @@ def own_key(path: Path, make: Callable[[], bytes]) -> bytes:
             key = files.find(path) or b""
             if not key.strip():
                 key = make()
-                # An empty file is made again: the mode of `open_private` is that of new files
+                # An empty file is removed first: the mode of `open_private` applies to new files
                 # alone.
                 path.unlink(missing_ok=True)
                 with open(path, "xb", opener=open_private) as file:

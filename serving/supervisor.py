@@ -63,8 +63,8 @@ class Supervisor:
             pause = restart_pause(deaths)
             deaths += 1
             log("api_server_ended", status=code, restarted_in_seconds=pause)
-            # Nothing answers just now. The API server, which alone writes the status otherwise, is
-            # dead, so nobody else writes it meanwhile.
+            # Nothing answers just now. Otherwise the API server alone writes the status; it is
+            # dead, so the two never write at once.
             with suppress(OSError, UserError):
                 if status := self._state.status.read():
                     dead: dict[str, object] = {"phase": "starting", "routes": [], "outcome": None}

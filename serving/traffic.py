@@ -42,7 +42,7 @@ class EngineTraffic:
 
     async def start(self) -> bool:
         try:
-            # A fault from here on, `roll_out` answers by `roll_back`, which ends this engine.
+            # Whatever fails from here on, `roll_out` calls `roll_back`, which ends this engine.
             await self._new.start()
             await probe(self._new, self._settings)
             if self._new.desired.judged:
@@ -50,7 +50,7 @@ class EngineTraffic:
                     self._new.comparison = await self._compare()
                 log("compared", version=self.version, text=str(self._new.comparison))
         except TimeoutError as error:
-            # asyncio's has no text, which would be all that is told of the reason.
+            # asyncio's error has no text, and the text is all that is told of the reason.
             raise CanaryFailed(
                 "its bits could not be compared with the evaluation's within "
                 f"{self._settings.start_timeout:g} s (`endpoint.start_timeout`)"
@@ -80,7 +80,8 @@ class EngineTraffic:
             bits = [await bits_of(self._new, document) for document in documents]
         except Refused as error:
             engine = self._settings.engine
-            # This project's own engines tell all likelihoods, so of them a refusal is a fault.
+            # This project's own engines tell all likelihoods, so a refusal by one of them is a
+            # fault.
             if not isinstance(engine, OpenAIEngine):
                 raise
             if not engine.unchecked:

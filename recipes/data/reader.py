@@ -40,7 +40,7 @@ def global_rows(first_sample: int, count: int, rows: int, seed: int) -> np.ndarr
     numbers = np.empty(count, np.int64)
     for epoch in np.unique(epochs):
         of_epoch = epochs == epoch
-        # Times a prime above any number of epochs, so that no two seeds share an epoch's order.
+        # The factor is above any number of epochs, so that seeds close to each other share no key.
         numbers[of_epoch] = permute(positions[of_epoch], rows, key=seed * 1_000_003 + int(epoch))
     return numbers
 

@@ -105,7 +105,7 @@ class LineageRecord:
         # Neighbors that touch and were seen equally often become one stretch.
         begins = run_starts(of) | run_starts(times)
         begins[1:] |= first[1:] != last[:-1]
-        # Cut, since of no stretches there is no last one either.
+        # Cut to as many as `begins`: `append` gives one even where there is no stretch.
         ends_at = np.append(begins[1:], True)[: len(begins)]
         return LineageRecord(of[begins], first[begins], last[ends_at], times[begins])
 

@@ -136,7 +136,7 @@ class Zero(Strategy):
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
-        # By every name of a tied weight, as `state_dict` has them.
+        # A tied weight is there under each of its names, as in `state_dict`.
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         for name, value in self.model.state_dict().items():
             parameter = parameters.get(name)
@@ -163,8 +163,8 @@ class Zero(Strategy):
         )
         if self._workers.is_rank_zero:
             (folder / MARKER).write_text(json.dumps(self._layout()))
-        # Whoever commits the checkpoint reads every worker's part for its checksum right after
-        # this.
+        # No worker goes on before all parts are written: the upload, or on a local disk the commit,
+        # reads those of other workers, too.
         self._workers.barrier()
         if not is_local:
             self._upload(folder, url)
@@ -276,8 +276,7 @@ def build(
     offload as asked."""
     config = configuration(spec.training, precision, workers.count)
     check_configuration(config)
-    # By the rank of a machine's first worker, so that machines which share the run folder do not
-    # meet.
+    # Named by the rank of the machine's first worker, since machines may share the run folder.
     scratch = Path(spec.run_folder) / f".zero-{workers.rank - workers.local_rank}"
     # Without `zero.Init`, which would divide weights as they are made: each worker reads the whole
     # model.

@@ -160,7 +160,8 @@ class PipelineParallel(FullySharded):
             if gradient is None:
                 continue
             if name in self._tied:
-                # The first stage has the gradient as embedding, the last one as output matrix.
+                # The first stage has the gradient of the embedding, the last one that of the output
+                # matrix: the weight's own gradient is their sum.
                 local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
                 dist.all_reduce(local, group=self._ends_group)
             # A tied weight enters the norm once, on the first stage that has it.

@@ -76,7 +76,7 @@ def measure(
     key = scores_key(data, source, scorer)
     content = read_cached(spec.cache, key) if spec.cache else None
     if content is not None:
-        # Its tokenizer was compared before it was measured: only after that are scores kept.
+        # Its tokenizer need not be compared: scores are kept only of a model whose tokenizer fits.
         report(f"{role}: measured before on the same data")
         return _read_scores(bytes(content))
     report(f"{role}: loading {source.path}")

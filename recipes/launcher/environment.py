@@ -144,7 +144,7 @@ def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
                 f"The secret {name} cannot be read ({error}). Give the job's service "
                 "account roles/secretmanager.secretAccessor on it."
             ) from error
-    # The names stay beside the values: `recipes.smoke` looks by them whether each has one.
+    # The names stay beside the values: by them `recipes.smoke` knows which values to look for.
     return {**environment, **values}
 
 

@@ -156,11 +156,11 @@ def _has_plain_head(network: TransformersNetwork, row: Batch) -> bool:
     """
     inner, head = network.inner, network.inner.get_output_embeddings()
     body = inner.base_model
-    # Not `isinstance`: a class made of it may compute more than the product.
+    # Not `isinstance`: a subclass may compute more than the product.
     if body is inner or type(head) is not nn.Linear or head.bias is not None:
         return False
     within = {id(parameter) for parameter in body.parameters()} | {id(head.weight)}
-    # A parameter outside of both, as of another layer of the head, would change the logits.
+    # Any other parameter, such as that of another layer of the head, may change the logits.
     if any(id(parameter) not in within for parameter in inner.parameters()):
         return False
     hidden = torch.randn(*row.tokens.shape, head.in_features, device=row.tokens.device)

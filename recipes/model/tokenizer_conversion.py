@@ -133,7 +133,8 @@ def _by_merges(folder: Path) -> Callable[[str, "Tokenizer"], list[int | None]]:
     lines = (folder / TABLE_NAMES[1]).read_text(encoding="utf-8").splitlines()
     merges = [line for line in lines if line.count(" ") == 1 and not line.startswith("#version")]
     words = [*letters.values(), *(line.replace(" ", "") for line in merges)]
-    # By rank, in which merges are tried: all bytes first, then the merges in the order of the file.
+    # tiktoken merges what has the lowest rank first: single bytes have the lowest ones, then come
+    # the merges in the order of the file.
     ranks = {bytes(of_letter[letter] for letter in word): n for n, word in enumerate(words)}
     encoding = tiktoken.Encoding(
         str(folder), pat_str=GPT2_WORDS, mergeable_ranks=ranks, special_tokens={}
@@ -141,7 +142,7 @@ def _by_merges(folder: Path) -> Callable[[str, "Tokenizer"], list[int | None]]:
     vocabulary = json.loads((folder / TABLE_NAMES[0]).read_text(encoding="utf-8"))
 
     def expected(text: str, tokenizer: "Tokenizer") -> list[int | None]:
-        # tiktoken gives ranks; the model's numbers are those of its vocabulary.
+        # tiktoken gives ranks; the model's token ids are those of its vocabulary.
         return [vocabulary.get(words[n]) for n in encoding.encode_ordinary(text)]
 
     return expected

@@ -324,7 +324,7 @@ class TorchtuneSettings(WarmStartSettings):
                 ("optimizer", "optimizer.lr: 1e-5"),
                 ("schedule", "lr_scheduler.num_warmup_steps: 10"),
             )
-            # What equals the defaults need not have been set by anybody.
+            # A section that equals its defaults counts as left out.
             if getattr(self, section) != type(getattr(self, section))()
         ]
         usual, batch_size = PlacementSettings(), self.config["batch_size"]

@@ -70,7 +70,7 @@ def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]
         "norm_eps": config["rms_norm_eps"],
     }
     head_dim = config.get("head_dim") or arguments["embed_dim"] // arguments["num_heads"]
-    # torchtune takes no size of a head, but divides the width by the number of heads.
+    # torchtune cannot be told the size of a head: it divides the width by the number of heads.
     if head_dim * arguments["num_heads"] != arguments["embed_dim"]:
         raise _unlike(folder, "head_dim", head_dim)
     for key in ("attention_bias", "mlp_bias"):
@@ -103,7 +103,7 @@ def _family(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any], 
             raise _unlike(folder, "rope_type", kind)
         # torchtune's Llama always scales its positions; by a factor of 1 they stay as they are.
         base |= {"scale_factor": rope["factor"] if kind == "llama3" else 1}
-        # torchtune's Llama 3.2 ties embeddings and output matrix, its 3.1 has one of each.
+        # torchtune's Llama 3.2 ties embeddings and output matrix, its 3.1 keeps them apart.
         name = "llama3_2" if tied else "llama3_1"
         return f"torchtune.models.{name}.{name}", base, "LLAMA3_2" if tied else "LLAMA3"
     if kind != "default":

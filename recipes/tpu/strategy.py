@@ -106,7 +106,7 @@ class Xla(FullySharded):
         for optimizer in self._optimizers:
             for state in optimizer.state.values():
                 for tensor in state.values():
-                    # The counter of steps is a single number, which nothing divides.
+                    # The counter of steps is a single number, which cannot be divided.
                     if tensor.ndim:
                         self._lay_out(tensor)
 

@@ -164,7 +164,7 @@ def _build_model(spec: TrainingSpec, objective: Objective, workers: Workers) -> 
         objective.check(model, spec)
     if training.adapters:
         add_adapters(model, training.adapters, training.seed)
-        # Adapters are made on the processor, wherever the matrices beside them are.
+        # An adapter's matrices are made on the processor, wherever the one that it adapts is.
         model.to(device.tries_on)
     if training.precision == "float8":
         multiply_in_float8(model, workers.device)

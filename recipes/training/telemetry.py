@@ -177,8 +177,7 @@ class Validation:
     def measure(self, strategy: Strategy) -> float:
         """Mean loss of a target in bits; of text, over the bytes that a token stands for. Raises
         UserError where there is no target, as all validation text was forgotten."""
-        # Which also leaves out the balance of a mixture's router, a part of the loss in training
-        # alone.
+        # In evaluation mode the loss is without the load-balancing loss of a mixture of experts.
         strategy.model.eval()
         loss_sum, targets = 0.0, 0
         for rows in self._batches:

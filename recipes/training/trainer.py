@@ -101,7 +101,7 @@ class Trainer:
 
     def finish(self) -> TrainingResult:
         """Train to the last step, or until it diverges; export the model, write `result.json`."""
-        # The starting model's, which a run that goes on has in its checkpoint.
+        # The starting model's validation; a run that goes on has it in its checkpoint.
         if 0 not in self._state.validation:
             self._validate()
         self._counted_to = time.perf_counter()
@@ -113,7 +113,7 @@ class Trainer:
         shards, and the sum is known to all."""
         spec, workers = self._spec, self._workers
         # Nothing is masked here: a run that is made once more without some texts has to plan the
-        # rows that it took with them.
+        # same rows as with them.
         shards = ShardSet(spec.shards_folder, spec.shards, "train")
         lineage = records.LineageRecord.read(spec.seen)
         counts = workers.together(

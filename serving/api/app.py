@@ -81,8 +81,8 @@ class Api:
             raise ServingError(415, text, "content_type")
         most, seconds, content = settings.max_body_bytes, settings.body_timeout, bytearray()
         too_large = ServingError(413, f"The body is larger than {most:,} bytes.", "body_too_large")
-        # Told in advance, it is refused before anything of it is held. h11 has turned away a length
-        # that is no number.
+        # Where the length is told, a body that is too large is refused before any of it is read.
+        # h11 has already rejected a length that is no number.
         if int(request.headers.get("content-length") or 0) > most:
             raise too_large
         try:
@@ -167,7 +167,7 @@ class Api:
             "model": next(iter(router.model_names), None),
             "versions": [route.status.model_dump(include=fields) for route in router.routes],
         }
-        # Vertex AI waits for as long as this is 503.
+        # Vertex AI sends no traffic to a container while this is 503.
         return JSONResponse(body, status_code=200 if is_healthy else 503)
 
     async def tell_metrics(self, request: Request) -> Response:
@@ -189,8 +189,8 @@ class Api:
     async def predict(self, request: Request) -> Response:
         """Vertex AI's own shape, and OpenAI's as `rawPredict` and `streamRawPredict` send them."""
         content = await self._read(request)
-        # What Vertex AI passes on unchanged is known by OpenAI's names, of which its own shape has
-        # none.
+        # Vertex AI passes on a raw request as the client sent it: OpenAI's field names, of which
+        # Vertex AI's own shape has none, tell it apart.
         for name, kind in (("messages", ChatRequest), ("prompt", CompletionRequest)):
             if isinstance(content, dict) and name in content:
                 return await self._answer(request, parse(kind, content))

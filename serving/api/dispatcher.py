@@ -338,7 +338,7 @@ class Dispatcher:
                 beginning.set_result(by)
 
         work = self._spawn(self._serve([request], keep))
-        # However it ends, or whoever reads would wait for a piece that never comes.
+        # However it ends: else whoever reads would wait for a piece that never comes.
         work.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             await asyncio.wait([beginning, work], return_when=asyncio.FIRST_COMPLETED)

@@ -209,7 +209,7 @@ def _compress(model: ov.Model) -> None:
             continue
         half = values.half()
         changed = (half.float() - values).abs().max()
-        # A number above 65,504 is infinite in float16, so such a weight stays as it is.
+        # Numbers from 65,520 on are infinite in float16, so a weight that has one stays as it is.
         if not changed <= torch.finfo(torch.bfloat16).eps * values.std():
             continue
         users = node.output(0).get_target_inputs()
@@ -219,8 +219,8 @@ def _compress(model: ov.Model) -> None:
 
 
 def _write(model: ov.Model, target: Path) -> None:
-    """Write a model, the same bytes each time: OpenVINO's own names of nodes have numbers, which
-    count on through a process."""
+    """Write a model, the same bytes each time: the names that OpenVINO itself gives to nodes hold a
+    counter, which goes on through a process."""
     model.set_friendly_name("model")
     for number, node in enumerate(model.get_ordered_ops()):
         # Inputs keep the names by which the replacement finds them.

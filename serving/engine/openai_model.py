@@ -94,7 +94,7 @@ class OpenAIModel(served_model.PromptEncoder):
     def _wait_until_it_writes(self) -> None:
         request = protocol.GenerateRequest(max_tokens=1, max_prompt_tokens=1, stream=False)
         with httpx.Client(**self._http) as client:
-            # `EngineProcess.start` limits how long this may take.
+            # `EngineProcess` ends this program if it takes longer than `endpoint.start_timeout`.
             while True:
                 if message := self._ended():
                     raise UserError(f"{message} while it loaded.")
@@ -102,7 +102,7 @@ class OpenAIModel(served_model.PromptEncoder):
                     # Any token will do as a prompt, since nobody reads the answer.
                     answer = client.post("completions", json=self._body(request, [0]))
                 except httpx.HTTPError as error:
-                    # A server that this program has started may not listen yet; another's should.
+                    # A server that this program has started may not listen yet; any other should.
                     if self._process is None:
                         raise UserError(f"{self._name} does not answer ({error}).") from error
                 else:
@@ -323,7 +323,7 @@ def _scores(choice: dict[str, Any], top: int, offset: int = 0) -> list[protocol.
         tops = logprobs.get("top_logprobs") or [None] * len(tokens)
     scores = []
     for token, logprob, alternatives in zip(tokens, own_logprobs, tops, strict=True):
-        # The server was asked for one at least (`_body`), also where nobody wants any named.
+        # Cut to `top`, since the server is asked for at least one (`_body`), even where `top` is 0.
         likeliest = sorted((alternatives or {}).items(), key=lambda pair: -pair[1])[:top]
         likely = [
             protocol.LikelyToken(token=name, bytes=list(name.encode()), logprob=value)

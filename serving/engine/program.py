@@ -63,8 +63,8 @@ def main() -> int:
         end_with_parent(signal.SIGKILL)
     try:
         choice = choose_engine(arguments.model, arguments.settings, arguments.conversions)
-        # The variable keeps a program that imports torch a second time from beginning again for
-        # ever.
+        # The variable makes sure that it begins again only once, even if torch is imported then,
+        # too.
         if choice.converted and "torch" in sys.modules and CONVERTED_VARIABLE not in os.environ:
             # It was converted just now: beginning again gives back the memory that this took, up to
             # 2.5 GB for 135M parameters.

@@ -171,7 +171,7 @@ class TransformersModel(served_model.ServedModel):
         if self._beams > 1 and not request.temperature:
             self._search(jobs, config)
             return
-        # Said outright, or `generate` would take the model's own number of beams here as well.
+        # Set explicitly, or `generate` would take the model's own number of beams here as well.
         config.num_beams = 1
         if request.temperature:
             # Unless told otherwise, transformers draws from the 50 most likely tokens alone.

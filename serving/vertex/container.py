@@ -89,7 +89,7 @@ async def serve(environment: ContainerEnvironment, command: Sequence[str]) -> in
         routes = {"health": environment.health_route, "predict": environment.predict_route}
         app = build_app(dispatcher, Path(folder), **routes)
         server = HttpServer(app, settings, log_level="warning")
-        # Before the model is fetched, since Vertex AI ends a container whose port is closed.
+        # Before the model is fetched, since Vertex AI restarts a container whose port stays closed.
         listening = asyncio.create_task(server.serve([listener]))
         log("listening", port=environment.port)
         loading = asyncio.create_task(_load(environment, command, dispatcher, Path(folder)))
