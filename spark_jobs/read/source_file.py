@@ -55,7 +55,7 @@ class LocalFile(SourceFile):
 
     def open(self, tick: Tick) -> io.BufferedReader:
         # Unbuffered, since `counted` has a buffer of its own.
-        return counted(open(self.path, "rb", buffering=0), tick)
+        return watched(open(self.path, "rb", buffering=0), tick)
 
     def state(self) -> State:
         """Its state now; raises FileNotFoundError where it is gone."""
@@ -87,7 +87,7 @@ class RemoteFile(SourceFile):
     """The state when the source was listed."""
 
     def open(self, tick: Tick) -> io.BufferedReader:
-        return counted(files.open_file(self.path), tick)
+        return watched(files.open_file(self.path), tick)
 
     def state(self) -> State:
         """Its state now; raises FileNotFoundError where it is gone."""
@@ -103,7 +103,7 @@ StoredFile = LocalFile | RemoteFile
 """A file that lies by itself, not within an archive."""
 
 
-def counted(handle: Any, tick: Tick) -> io.BufferedReader:
+def watched(handle: Any, tick: Tick) -> io.BufferedReader:
     """The open file, each of whose reads is told to `tick`."""
     return io.BufferedReader(_Watched(handle, tick), READ_BYTES)
 

@@ -13,7 +13,7 @@ from artifacts.errors import shown_in_line
 from spark_jobs.read.document import Fault
 from spark_jobs.read.files.streams import BadFile, Content
 from spark_jobs.read.formats import Format, format_of, kind_of
-from spark_jobs.read.source_file import BLOCK_BYTES, SourceFile, Tick, counted
+from spark_jobs.read.source_file import BLOCK_BYTES, SourceFile, Tick, watched
 
 MOST_MEMBERS = 1_000_000
 TAR_MEMBER_BYTES = 256 * 1024 * 1024
@@ -28,7 +28,7 @@ class Member(SourceFile):
 
     def open(self, tick: Tick) -> io.BufferedReader:
         # Its bytes are counted as the archive's.
-        return counted(self.opener(), lambda number: None)
+        return watched(self.opener(), lambda number: None)
 
 
 def members(content: Content) -> Iterator[Member | Fault]:

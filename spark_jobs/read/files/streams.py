@@ -25,7 +25,7 @@ import pyarrow as pa
 from artifacts.errors import UserError, first_line
 from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.settings import Files
-from spark_jobs.read.source_file import BLOCK_BYTES, SourceFile, Tick, counted
+from spark_jobs.read.source_file import BLOCK_BYTES, SourceFile, Tick, watched
 
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
 OPENERS: dict[str, Callable[[io.BufferedReader], Any]] = {
@@ -198,7 +198,7 @@ def unpacked(
                 f"{name} is compressed more than {MOST_LAYERS} times over. Unpack it until one "
                 f"{compression} is left."
             )
-        handle, compression = counted(OPENERS[compression](handle), count), None
+        handle, compression = watched(OPENERS[compression](handle), count), None
         layers += 1
     return handle
 
