@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from artifacts.checkpoints import commit, newest_step
 from artifacts.errors import DamagedArtifact
+from artifacts.leases import Lease
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
@@ -280,7 +282,9 @@ def test_what_was_waited_for_stays_with_all_behind_it_if_it_is_needed_by_then(
     needed = weeks.store.load("checkpoint", first_checkpoint(weeks))
     lease = Store.lease
 
-    def lease_after_work(store: Store, name: str, on_wait: Callable[[str], None] | None = None):  # type: ignore[no-untyped-def]
+    def lease_after_work(
+        store: Store, name: str, on_wait: Callable[[str], None] | None = None
+    ) -> AbstractContextManager[Lease]:
         if on_wait and name == layout.artifact_lease("checkpoint", needed.fingerprint):
             weeks.record.advance(needed)
             on_wait("another process")
