@@ -19,7 +19,7 @@ import pytest
 
 from tests.needs import NEEDS
 
-KILL_VARIABLE = "TEST_KILLED_AT"
+FAULT_VARIABLE = "TEST_FAULT_AT"
 HOOK_FOLDER = Path(__file__).parent / "faults_hook"
 
 
@@ -84,8 +84,17 @@ def killed_at(point: str, call: int = 1) -> dict[str, str]:
         point: `module:function` or `module:Class.method`.
         call: at which of the process's calls, from 1.
     """
+    return _fault_at("killed", point, call)
+
+
+def hung_at(point: str, call: int = 1) -> dict[str, str]:
+    """The environment in which a function, as of `killed_at`, does not return for a day."""
+    return _fault_at("hung", point, call)
+
+
+def _fault_at(how: str, point: str, call: int) -> dict[str, str]:
     path = [str(HOOK_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {KILL_VARIABLE: f"{point}:{call}", "PYTHONPATH": os.pathsep.join(path)}
+    return {FAULT_VARIABLE: f"{how}:{point}:{call}", "PYTHONPATH": os.pathsep.join(path)}
 
 
 def run_killed_at(point: str, *command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":

@@ -11,6 +11,7 @@ comes next.
 """
 
 import ctypes
+import faulthandler
 import gc
 import os
 import shutil
@@ -25,7 +26,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Self
 
 from artifacts.errors import UserError
 
@@ -162,6 +163,40 @@ class Interruption:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name
+
+
+class Watchdog:
+    """Within its block, ends this process where that stands still, which its log then shows.
+
+    It ends without its closing message, so whoever started it takes it for killed, and starts it
+    again.
+    """
+
+    def __init__(self, seconds: float, reason: str) -> None:
+        """Expect `progress` at least every so many seconds; `reason` is told where none comes."""
+        self._seconds, self._reason = seconds, reason
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.progress()
+        # A thread, since a signal's handler would wait for the call that does not return.
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+
+    def progress(self) -> None:
+        """Say that the work goes on."""
+        self._deadline = time.monotonic() + self._seconds
+
+    def _watch(self) -> None:
+        while (remaining := self._deadline - time.monotonic()) > 0:
+            if self._is_over.wait(remaining):
+                return
+        print(f"{self._reason} The stacks of its threads:", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback()
+        os._exit(1)
 
 
 def wait_for_all(

@@ -15,7 +15,7 @@ import torch
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.program.entry import Interrupted
-from artifacts.program.lifetime import Interruption
+from artifacts.program.lifetime import Interruption, Watchdog
 from artifacts.shards.shard_set import ShardSet
 from artifacts.storage import files
 from recipes.checkpointing import checkpoint, export
@@ -105,7 +105,14 @@ class Trainer:
         if 0 not in self._state.validation:
             self._validate()
         self._counted_to = time.perf_counter()
-        self._train()
+        minutes = self._training.placement.hang_minutes
+        # On every worker: the others wait for one that hangs for hours (`workers.host_group`).
+        with Watchdog(
+            minutes * 60,
+            f"No step ended within {minutes:g} minutes (`checkpoint.placement.hang_minutes`), so "
+            "this training is ended; it goes on from its newest checkpoint when started again.",
+        ) as self._watchdog:
+            self._train()
         return self._complete()
 
     def _look_up_rows(self) -> records.RowCounts:
@@ -202,6 +209,7 @@ class Trainer:
 
     def _begin_step(self) -> reader.StepInput:
         """Read this worker's part of the next step."""
+        self._watchdog.progress()
         step_input = next(self._steps_to_read)
         self._step += 1
         if self._audit:
@@ -267,6 +275,7 @@ class Trainer:
 
     def _end_step(self) -> None:
         """Validate and save where it is time to; raises Interrupted where a signal has come."""
+        self._watchdog.progress()
         is_last = self._step == self._steps
         # Before saving: a state whose validation is not a number is never saved.
         if is_last or self._step % self._training.validation.every_steps == 0:

@@ -1,4 +1,4 @@
-"""Read by Python at its start where this folder is on PYTHONPATH: see `tests.faults.killed_at`."""
+"""Read by Python at its start where this folder is on PYTHONPATH: see `tests.faults`."""
 
 import importlib.abc
 import importlib.util
@@ -6,11 +6,12 @@ import itertools
 import os
 import signal
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MODULE, NAME, CALL = os.environ.get("TEST_KILLED_AT", "::1").split(":")
+HOW, MODULE, NAME, CALL = os.environ.get("TEST_FAULT_AT", ":::1").split(":")
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -35,7 +36,9 @@ class Finder(importlib.abc.MetaPathFinder):
 
             def call(*arguments: Any, **named: Any) -> Any:
                 if next(calls) == int(CALL):
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    if HOW == "killed":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    time.sleep(86_400)
                 return replaced(*arguments, **named)
 
             setattr(place, function, call)

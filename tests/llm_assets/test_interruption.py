@@ -14,7 +14,7 @@ from dagster import DagsterRunStatus
 from llm_assets.cloud.spending import START_HOURS
 from recipes.spec import read_metrics
 from tests.conftest import ROOT, Project, make_project
-from tests.faults import killed_at
+from tests.faults import hung_at, killed_at
 from tests.forked import ForkedProcess
 from tests.llm_assets.conftest import SHARDS
 from tests.llm_assets.in_process import ask, history_of
@@ -109,6 +109,28 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     assert ask(unbroken, "*checkpoint") == ""
     assert len(losses(prepared)) == STEPS
     assert losses(prepared) == losses(unbroken)
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "a step hangs, as on a disk or a GPU that does not answer",
+    sees="a log line; the stacks of the hung process are in the training's log",
+    then="after `checkpoint.placement.hang_minutes`, training resumes from its newest checkpoint",
+)
+def test_a_training_that_hangs_is_ended_and_goes_on(
+    prepared: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared.configure(checkpoint={**SETTINGS, "placement": {"hang_minutes": 0.2}})
+    for name, value in hung_at(NEXT_STEP, call=25).items():
+        monkeypatch.setenv(name, value)
+
+    printed = prepared.run_well(*MATERIALIZE)
+
+    assert resumed(printed) == [20] and len(losses(prepared)) == STEPS
+    (run,) = (prepared.folder / "store" / "runs").iterdir()
+    log = (run / "program.log").read_text()
+    assert "No step ended within 0.2 minutes (`checkpoint.placement.hang_minutes`)" in log
+    assert "in _train\n" in log
 
 
 @pytest.mark.soak
