@@ -192,7 +192,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while (remaining := self._deadline - time.monotonic()) > 0:
-            if self._is_over.wait(remaining):
+            if self._is_over.wait(min(remaining, threading.TIMEOUT_MAX)):
                 return
         print(f"{self._reason} The stacks of its threads:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback()
