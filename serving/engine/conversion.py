@@ -52,7 +52,7 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
     # Rounded before all else, so that what is converted is compared with what it is made of.
     if weights == "bf16":
         for weight in model.parameters():
-            weight.data = weight.data.bfloat16().float()
+            weight.data.copy_(weight.data.bfloat16())
     try:
         converted = _convert(model)
         if weights == "bf16":
@@ -208,7 +208,8 @@ def _compress(model: ov.Model) -> None:
         if values.numel() < LEAST_WEIGHT:
             continue
         half = values.half()
-        changed = (half.float() - values).abs().max()
+        # In place, as new memory for each step would take longer than the arithmetic.
+        changed = half.float().sub_(values).abs_().max()
         # Numbers from 65,520 on are infinite in float16, so a weight that has one stays as it is.
         if not changed <= torch.finfo(torch.bfloat16).eps * values.std():
             continue
