@@ -154,16 +154,11 @@ def learning_rate_factor(schedule: ScheduleSettings, step: int, steps: int) -> f
     warmup = schedule.warmup(steps)
     if step < warmup:
         return step / warmup
-    if schedule.shape == "cosine":
-        # A warm-up that fills the run leaves its last step for the decay.
-        progress = _progress(step, min(warmup, max(steps - 1, 1)), steps)
-        share = 0.5 * (1 + math.cos(math.pi * progress))
-    else:
-        decay_steps = round(steps * schedule.decay_fraction)
-        share = 1 - _progress(step, steps - decay_steps, steps)
-    return schedule.final_fraction + (1 - schedule.final_fraction) * share
-
-
-def _progress(step: int, first: int, last: int) -> float:
+    # A warm-up that fills the run leaves its last step for the decay.
+    first = min(warmup, max(steps - 1, 1))
+    if schedule.shape == "warmup_stable_decay":
+        first = steps - round(steps * schedule.decay_fraction)
     # Without steps to decay over, the peak is held.
-    return min(max((step - first) / (last - first), 0.0), 1.0) if last > first else 0.0
+    progress = min(max((step - first) / (steps - first), 0.0), 1.0) if steps > first else 0.0
+    share = 0.5 * (1 + math.cos(math.pi * progress)) if schedule.shape == "cosine" else 1 - progress
+    return schedule.final_fraction + (1 - schedule.final_fraction) * share

@@ -104,9 +104,9 @@ class OptimizerSettings(Settings):
 class ScheduleSettings(Settings):
     """The learning rate over the run, as a share of `optimizer.learning_rate`."""
 
-    shape: Literal["warmup_stable_decay", "cosine"] = "warmup_stable_decay"
-    """Hold the peak and then decay linearly, or decay along a cosine from the end of the
-    warm-up."""
+    shape: Literal["warmup_stable_decay", "cosine", "linear"] = "warmup_stable_decay"
+    """Hold the peak and then decay linearly, or decay from the end of the warm-up, along a cosine
+    or linearly, as the Hugging Face Trainer does by default (with `final_fraction: 0`)."""
     warmup_steps: int | None = Field(default=None, ge=0)
     """Steps of linear warm-up from zero, at most the steps of the run; if unset, three."""
     decay_fraction: float = Field(default=0.3, ge=0, le=1)

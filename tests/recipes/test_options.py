@@ -28,7 +28,7 @@ from recipes.sections import CheckpointingSettings, ExecutionSettings, ScheduleS
 from recipes.spec import read_metrics, total_steps
 from tests.recipes.conftest import SpecMaker, exported, losses, same, settings_of, train_here
 
-SHAPES = ("warmup_stable_decay", "cosine")
+SHAPES = ("warmup_stable_decay", "cosine", "linear")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ SHAPES = ("warmup_stable_decay", "cosine")
             [0.25, 0.5, 0.75, *[1.0] * 7, *(1 - 0.09 * n for n in range(1, 11))],
         ),
         ({"shape": "cosine", "warmup_steps": 2}, [0.5, 1.0, 0.868198, 0.55, 0.231802, 0.1]),
+        ({"shape": "linear", "warmup_steps": 2}, [0.5, 1.0, 0.775, 0.55, 0.325, 0.1]),
         # A warm-up that fills the run, or is longer.
         *(({"shape": s, "warmup_steps": 4}, [0.25, 0.5, 0.75, 0.1]) for s in SHAPES),
         *(({"shape": s}, [1 / 3, 2 / 3, 0.1]) for s in SHAPES),
