@@ -243,18 +243,21 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
     run_seconds = seconds + OTHER_SECONDS
-    training = f"{counted(steps, 'step')} of training (`checkpoint.budget.steps`)"
+    training = (
+        f"{counted(steps, 'step')} of training (`checkpoint.budget.steps`), about "
+        f"{seconds / 60:.0f} min on this machine's processor; the whole run about "
+        f"{run_seconds / 60:.0f} min"
+    )
     split = settings.clean_corpus.split
     tokens = text.tokens * (1 - split.validation - split.held_out)
     share = steps * TOKENS_PER_STEP * (1 - REPLAY_SHARE) / max(1.0, tokens)
     if share < WHOLE_TEXT:
-        training += f" read about {share:.1%} of the training text; automatic runs read on where "
-        training += "`automation.least_coverage` is set"
+        training += f"; these steps read about {share:.1%} of the training text, and automatic "
+        training += "runs read on where `automation.least_coverage` is set"
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
         f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",
-        f"{training}, about {seconds / 60:.0f} min on this machine's processor; the whole run "
-        f"about {run_seconds / 60:.0f} min",
+        training,
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
     ]
     try:

@@ -84,7 +84,7 @@ def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: 
         started = write_pipeline(folder, name, tmp_path / f"{name}.yaml")
         steps[name] = load_settings(started.path).checkpoint.budget.steps or 0
         training = started.notes[-2]
-        assert f"{steps[name]} steps of training" in training
+        assert f"{steps[name]} steps of training (`checkpoint.budget.steps`), about " in training
         assert ("`automation.least_coverage` is set" in training) is (name == "much")
         assert "GB on disk" in started.notes[-1]
 
