@@ -134,7 +134,15 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     if fault["type"] == "extra_forbidden":
         models = _models_at(model, fault["loc"][:-1], content)
         names = sorted({name for candidate in models for name in candidate.model_fields})
-        hint = did_you_mean(location[-1], names)
+        said = location[-1]
+        # People who know other trainers look for some keys a section too high.
+        inner = sorted(
+            f"{name}.{said}"
+            for candidate in models
+            for name, field in candidate.model_fields.items()
+            if any(said in section.model_fields for section in models_in(field.annotation))
+        )
+        hint = f"did you mean `{'` or `'.join(inner)}`? " if inner else did_you_mean(said, names)
         return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."
     if fault["type"].startswith("union_tag_"):
         tag = fault["ctx"]["discriminator"].strip("'")
