@@ -318,6 +318,13 @@ class PipelineSettings(Settings):
                 # A task's name may begin like the exam's metrics.
                 group = by_task if name.startswith(tasks) else by_exam
                 group.append(f"model_version.gate.floors.{name}")
+            elif self.checkpoint.answers_questions and not name.startswith(
+                ("held_out_", "general_")
+            ):
+                raise ValueError(
+                    f"`model_version.gate.floors.{name}` is no metric of this pipeline, so nothing "
+                    "could be promoted: `eval_metrics.tasks` has no task whose name it begins with"
+                )
         # With such a recipe the exam is not taken, so the section alone does no harm.
         if not self.checkpoint.answers_questions and (by_exam or by_task):
             keys = " and ".join(f"`{key}`" for key in [*by_exam, *by_task])

@@ -22,6 +22,7 @@ from llm_assets.operation_settings import WHOLE_TEXT
 from llm_assets.preflight.held_out import find_whole, foresee_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
 from llm_assets.study.rows import KnownFacts
+from recipes.evaluation.harness import load_tasks
 from recipes.model import base_model
 from recipes.sections import BUDGETS
 from serving.settings import bearer_token, listen
@@ -72,8 +73,8 @@ def find_needs(settings: PipelineSettings) -> Base:
     """Check everything that a run needs except its text and disk space, which takes no time.
 
     Raises:
-        UserError: the run could not succeed: a source, a table of facts or the base model is not
-            there, rows are too long for the model, or the port is another's.
+        UserError: the run could not succeed: a source, a table of facts, a task or the base model
+            is not there, rows are too long for the model, or the port is another's.
     """
     for source in settings.raw_corpus.sources:
         _need_source(source)
@@ -82,6 +83,9 @@ def find_needs(settings: PipelineSettings) -> Base:
     if settings.study:
         # Raises if one of its files cannot be read.
         KnownFacts(settings.study)
+    is_local_run = (settings.training.runner or settings.platform) == "local"
+    if settings.eval_metrics.tasks and settings.checkpoint.answers_questions and is_local_run:
+        _need_tasks(settings)
     # As it was prepared here or, before that, as its source has it.
     artifact = find_whole(settings, "base_model")
     if artifact and (config := Path(artifact.url) / "config.json").exists():
@@ -128,18 +132,28 @@ def foresee(
 
 
 def _unset(settings: PipelineSettings) -> list[str]:
-    """Warnings about unset variables that messages need; the daemon's environment may have them."""
+    """Warnings about unset variables that are needed; the daemon's environment may have them."""
     notifications = settings.notifications
     variables = {
         "webhook_variable": notifications.webhook_variable,
         "email.password_variable": notifications.email and notifications.email.password_variable,
     }
-    return [
+    notes = [
         f"`notifications.{key}` names {variable}, which is not set here; without it where "
         "`llm-assets up` or the daemon is started, nothing is sent that way."
         for key, variable in variables.items()
         if variable and not os.environ.get(variable)
     ]
+    has_key = bool(os.environ.keys() & {"WANDB_API_KEY", "WANDB_MODE"})
+    # `wandb login` writes the key to this file.
+    if settings.checkpoint.logging.weights_and_biases and not (
+        settings.uses_cloud or has_key or Path("~/.netrc").expanduser().exists()
+    ):
+        notes.append(
+            "`checkpoint.logging.weights_and_biases`: training ends at its start without a key; "
+            "set WANDB_API_KEY, or WANDB_MODE=offline to keep the figures here."
+        )
+    return notes
 
 
 def _need_source(source: Source) -> None:
@@ -154,6 +168,15 @@ def _need_source(source: Source) -> None:
             raise UserError(
                 f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
             )
+
+
+def _need_tasks(settings: PipelineSettings) -> None:
+    """Load lm-eval's tasks, which are asked only after training, unless they were asked before."""
+    measured, wanted = find_whole(settings, "eval_metrics"), settings.eval_metrics
+    asked, content = measured.manifest.settings if measured else {}, wanted.content()
+    if any(asked.get(key) != content.get(key) for key in ("tasks", "task_files")):
+        folders = [Path(wanted.task_folder)] if wanted.task_folder else []
+        load_tasks(wanted.lm_eval_tasks, folders)
 
 
 def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:

@@ -3,7 +3,8 @@
 import glob
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -58,13 +59,7 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
     manager = _task_manager(frozenset(task.name for task in tasks), *map(str, folders))
     scores = []
     for task in tasks:
-        if task.name not in manager.all_tasks:
-            raise TaskFault(
-                f"lm-eval knows no task {task.name!r}: no file that it can read has it. Give the "
-                "file's folder in `eval_metrics.task_folder`, or another name in "
-                "`eval_metrics.tasks`."
-            )
-        try:
+        with _faults_of(task, manager):
             results = simple_evaluate(
                 model=lm,
                 tasks=[task.name],
@@ -79,19 +74,37 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
                 torch_random_seed=SEED,
                 fewshot_random_seed=SEED,
             )
-        except Exception as error:
-            # What is wrong with a task surfaces as errors of lm-eval, datasets, jinja or its own
-            # code.
-            if _is_of_machine(error):
-                raise
-            raise TaskFault(
-                f"lm-eval cannot run the task {task.name!r} ({type(error).__name__}: "
-                f"{first_line(error)}). Correct its file or `shots`, install what it needs, use "
-                "tasks from local files where no hub can be reached, or leave the task out of "
-                "`eval_metrics.tasks`."
-            ) from error
         scores += _scores(task.name, results)
     return scores
+
+
+def load_tasks(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> None:
+    """Raise TaskFault where one of the tasks is unknown or cannot be loaded."""
+    manager = _task_manager(frozenset(task.name for task in tasks), *map(str, folders))
+    for task in tasks:
+        with _faults_of(task, manager):
+            manager.load(task.name)
+
+
+@contextmanager
+def _faults_of(task: TaskSettings, manager: Any) -> Iterator[None]:
+    if task.name not in manager.all_tasks:
+        raise TaskFault(
+            f"lm-eval knows no task {task.name!r}: no file that it can read has it. Give the "
+            "file's folder in `eval_metrics.task_folder`, or another name in `eval_metrics.tasks`."
+        )
+    try:
+        yield
+    except Exception as error:
+        # What is wrong with a task surfaces as errors of lm-eval, datasets, jinja or its own code.
+        if _is_of_machine(error):
+            raise
+        raise TaskFault(
+            f"lm-eval cannot run the task {task.name!r} ({type(error).__name__}: "
+            f"{first_line(error)}). Correct its file or `shots`, install what it needs, use tasks "
+            "from local files where no hub can be reached, or leave the task out of "
+            "`eval_metrics.tasks`."
+        ) from error
 
 
 def _is_of_machine(error: Exception) -> bool:

@@ -51,6 +51,7 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
     [
         ("stroe: elsewhere", "stroe: unknown key; did you mean `store`?"),
         ("version: 99", "version: unknown key; Valid here: automation"),
+        ("checkpoint: {learning_rate: 1}", "key; did you mean `optimizer.learning_rate`\\? Valid"),
         (
             "raw_corpus: {sources: [{type: fles, path: x}]}",
             "sources.0.type: unknown type fles; did you mean `files`\\? "
@@ -116,6 +117,11 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         (
             "model_version: {gate: {floors: {exam_closed_book_acc: 0.5}}}",
             "`model_version.gate.floors.exam_closed_book_acc` asks for an exam, but there is no",
+        ),
+        (
+            "eval_metrics: {tasks: [{name: arc_easy}]}\n"
+            "model_version: {gate: {floors: {arc_esay_acc: 0.5, held_out_perplexity: 1}}}",
+            "`model_version.gate.floors.arc_esay_acc` is no metric of this pipeline, so nothing",
         ),
         (
             "checkpoint: {recipe: masked_language_modeling}\n"

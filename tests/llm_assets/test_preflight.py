@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from llm_assets.pipeline import JUDGED_TAG
 from llm_assets.preflight.check import preflight
 from llm_assets.preflight.held_out import describe_held_out, foresee_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
+from recipes.evaluation.harness import write_task
 from recipes.sections import BudgetSettings
 from tests.conftest import Project
 from tests.faults import small_disk
@@ -104,6 +106,38 @@ def test_an_endpoint_that_could_not_start_is_told_before_any_work(
 ) -> None:
     with pytest.raises(UserError, match=message):
         preflight(settings(tmp_path, endpoint={"port": 1} | endpoint))
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows", "message"),
+    [
+        ("which_valve", "valves.jsonl", None),
+        ("which_vlave", "valves.jsonl", "knows no task 'which_vlave'.*`eval_metrics.task_folder`"),
+        ("which_valve", "vlaves.jsonl", "cannot run the task 'which_valve' .*vlaves.jsonl"),
+    ],
+)
+def test_a_task_that_could_not_be_asked_is_told_before_training(
+    tmp_path: Path, asked: str, rows: str, message: str | None
+) -> None:
+    write_task("which_valve", [{"context": "Open", "choices": ["it", "up"], "answer": 0}], tmp_path)
+    (tmp_path / "which_valve.jsonl").rename(tmp_path / "valves.jsonl")
+    task = tmp_path / "which_valve.yaml"
+    task.write_text(task.read_text().replace("which_valve.jsonl", rows))
+    told = {"tasks": [{"name": asked}], "task_folder": str(tmp_path)}
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        preflight(settings(tmp_path, eval_metrics=told))
+
+
+def test_a_key_that_weights_and_biases_will_ask_for_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = settings(tmp_path, checkpoint={"logging": {"weights_and_biases": "manuals"}})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert "training ends at its start without a key" in preflight(wanted)[-1]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert "without a key" not in preflight(wanted)[-1]
 
 
 def test_a_message_that_could_not_be_sent_is_told_before_there_is_one(
