@@ -3,6 +3,7 @@ is valid."""
 
 import difflib
 import itertools
+import os
 import re
 import types
 from collections.abc import Iterable, Iterator
@@ -106,8 +107,12 @@ def _booleans_for_numbers(content: Any, value: Any, key: str = "") -> Iterator[s
 
 
 def pipeline_files() -> list[Path]:
-    paths = [*Path("config").glob("*.yaml"), *Path().glob("*.yaml")]
-    return sorted(path for path in paths if path.name not in OTHER_FILES)
+    """The files here that name sources of text; where none does, every one that may be meant to."""
+    found = sorted([*Path("config").glob("*.yaml"), *Path().glob("*.yaml")])
+    paths = [path for path in found if path.name not in OTHER_FILES and os.access(path, os.R_OK)]
+    # Beside a pipeline file lie others of a person's own, such as the forms of an exam.
+    files = filter(Path.is_file, paths)
+    return [path for path in files if b"raw_corpus" in path.read_bytes()] or paths
 
 
 _MAPPING = "a mapping of keys (in YAML: below it, each on a line of its own and indented)"

@@ -24,9 +24,8 @@ SETTINGS_INTRODUCTION = f"""# Settings
 
 A pipeline is one YAML file, usually in `config/`. `llm-assets --config FILE` or the environment
 variable `{CONFIG_VARIABLE}` selects it. Otherwise, `{DEFAULT_CONFIG}` is used or, if
-that does not exist, the only YAML file in `config/` and the current folder, not counting
-`dagster.yaml`, `google_cloud.yaml` and `workspace.yaml`. Relative paths in it start from the
-current folder.
+that does not exist, the only YAML file in `config/` and the current folder that has the key
+`raw_corpus`. Relative paths in it start from the current folder.
 
 Most of its keys are assets of the graph, in the order in which data flows: `raw_corpus` says where
 the text comes from, `clean_corpus` what is kept of it, `tokenized_shards` how it becomes rows of

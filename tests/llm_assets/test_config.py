@@ -329,15 +329,18 @@ def test_what_is_wrong_with_the_file_itself_is_told_with_the_way_out(
         load_settings(tmp_path / "pipeline.yaml")
 
 
-def test_the_only_pipeline_file_need_not_be_named_beside_the_settings_of_the_cloud(
+def test_the_only_pipeline_file_need_not_be_named_beside_files_of_other_kinds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LLM_ASSETS_CONFIG", raising=False)
     Path("config").mkdir()
     Path("config/google_cloud.yaml").touch()
+    unfinished = write(tmp_path, "name: manuals\n")
+    assert config_path() == Path(unfinished.name), "a run says what it lacks"
     ours = write(tmp_path, MINIMAL)
+    Path("forms.yaml").write_text("town: {told: ['{subject} is made in {value}.']}\n")
     assert config_path() == Path(ours.name)
-    Path("config/other.yaml").touch()
+    Path("config/other.yaml").write_text(MINIMAL)
     with pytest.raises(UserError, match=r"Here: config/other\.yaml, pipeline\.yaml$"):
         load_settings(config_path())
