@@ -50,6 +50,8 @@ _ENDINGS: dict[FormatName, str] = {
     "archive": "zip tar tgz",
 }
 LANGUAGES = {
+    # Those whose files end as they are called.
+    **{name: name for name in ["dart", "go", "graphql", "java", "lua", "php", "r", "sql", "swift"]},
     "bash": "sh bash",
     "c": "c h",
     "c++": "cc cpp cxx hh hpp hxx",
@@ -57,30 +59,21 @@ LANGUAGES = {
     "clojure": "clj",
     "css": "css scss",
     "cuda": "cu cuh",
-    "dart": "dart",
     "elixir": "ex exs",
     "erlang": "erl",
     "fortran": "f90 f95",
-    "go": "go",
-    "graphql": "graphql",
     "haskell": "hs",
-    "java": "java",
     "javascript": "js jsx mjs",
     "julia": "jl",
     "kotlin": "kt kts",
-    "lua": "lua",
     "ocaml": "ml mli",
     "perl": "pl pm",
-    "php": "php",
     "powershell": "ps1",
     "protobuf": "proto",
     "python": "py pyi",
-    "r": "r",
     "ruby": "rb",
     "rust": "rs",
     "scala": "scala",
-    "sql": "sql",
-    "swift": "swift",
     "terraform": "tf",
     "toml": "toml",
     "typescript": "ts tsx",
@@ -94,6 +87,8 @@ _TEXT_NAMES = (
     *("news", "notice", "readme", "todo"),
 )
 """Files without an ending."""
+_OPENED = "~$"
+"""Begins the file that Office puts beside each document that somebody has open; it says who."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +122,8 @@ _BY_ENDING = {form.ending: form for form in _formats()}
 def format_of(path: str) -> Format | None:
     """The format that a file's name says, or None where it says none that can be read."""
     name = path.rpartition("/")[2].lower()
+    if name.startswith(_OPENED):
+        return None
     compression = None
     while (packed := "".join(name.rpartition(".")[1:])) in COMPRESSIONS:
         # The outermost one is named last; what it holds shows by its first bytes (`unpacked`).
@@ -139,5 +136,7 @@ def format_of(path: str) -> Format | None:
 def kind_of(path: str) -> str:
     """What a file that is not read is counted under: its ending, in lower case."""
     name = path.rpartition("/")[2].lower()
+    if name.startswith(_OPENED):
+        return "lock file of an Office program"
     stem, dot, ending = name.rpartition(".")
     return dot + ending if dot and stem and len(ending) <= 12 else "no ending"

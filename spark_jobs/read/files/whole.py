@@ -20,6 +20,8 @@ FILE_BYTES = 512 * 1024 * 1024
 PLAIN = ("text", "code", "html", "subtitles", "xml")
 """Formats whose files are hardly larger than their text."""
 ZIPPED = ("docx", "odt", "pptx", "xlsx", "epub")
+_COMPOUND_FILE = bytes.fromhex("d0cf11e0a1b11ae1")
+"""Begins Office's own container, in which an encrypted file lies whatever its ending."""
 
 Extract = Callable[[bytes, str | None], tuple[str, str | None]]
 """Maps a file's content and the encoding that the source declares to the text and its encoding,
@@ -49,6 +51,8 @@ def one_document(content: Content, extract: Extract) -> Iterator[Document | Faul
                 size = sum(member.file_size for member in archive.infolist())
             if size > content.maximum_unpacked:
                 raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
+        elif form in ZIPPED and raw.startswith(_COMPOUND_FILE):
+            raise ValueError(f"it is encrypted, or no {form}; save it as one without a password")
         # An empty file is empty and not damaged, whatever its format.
         text, encoding = extract(raw, content.source.encoding) if raw.strip() else ("", None)
     except UnicodeDecodeError as error:
@@ -64,7 +68,7 @@ def one_document(content: Content, extract: Extract) -> Iterator[Document | Faul
         reason = first_line(error)
         raise BadFile(
             f"{content.file.shown} cannot be read as {form} ({reason}). "
-            "Fetch the file again, or take it out of the source."
+            "Replace the file, or take it out of the source."
         ) from error
     else:
         if encoding:
@@ -83,7 +87,7 @@ def naming_encoding(text_of: Callable[[bytes], str]) -> Extract:
 def read_pdf(content: Content) -> Iterator[Document | Fault]:
     """A PDF's text layer, page by page."""
     for document in one_document(content, naming_encoding(_pdf_text)):
-        if isinstance(document, Fault) or document.text.strip():
+        if isinstance(document, Fault) or document.text.strip() or not content.file.size:
             yield document
         else:
             yield Fault(

@@ -196,6 +196,13 @@ def _corrupt_gzip() -> bytes:
         ("a.json", b'[{"text": "x"},]', r"a.json is not valid JSON \(.* line 1 .*\). Repair it"),
         ("a.parquet", b"not parquet", r"a.parquet is damaged: its parquet cannot be read"),
         ("a.txt", b"  \n", r"raw corpus is empty.*1 empty.*\n.*a.txt: the id 'a.txt' has no text"),
+        ("a.pdf", b"", r"raw corpus is empty.*1 empty.*\n.*a.pdf: the id 'a.pdf' has no text"),
+        (
+            "a.xlsx",
+            bytes.fromhex("d0cf11e0a1b11ae1") + b"EncryptedPackage",
+            r"a.xlsx cannot be read as xlsx \(it is encrypted, or .*; save .* without a password",
+        ),
+        ("~$a.docx", b"\x03Ann", r"no file .*1 lock file of an Office program \(~\$a\.docx\)"),
         ("a.odp", b"PK", r"no file at .*text has a format that is read.*1 \.odp \(a.odp\)"),
         ("a.jsonl", b'["text"]', "line 1: a list, where an object with the key 'text' belongs"),
         ("a.jsonl", b'{"text": 1%b}' % (b"0" * 400), "no text under the key 'text', but a number"),
