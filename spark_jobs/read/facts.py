@@ -5,6 +5,7 @@ The exam asks for it in other words (`llm_assets.exam`), so one file has both.
 
 import csv
 import hashlib
+import io
 import re
 import unicodedata
 from collections import defaultdict
@@ -20,6 +21,7 @@ from artifacts.store.identity import hash_json
 from artifacts.words import holds, word_ngrams
 from spark_jobs.read.document import Document
 from spark_jobs.read.files.rows import table_rows
+from spark_jobs.read.files.streams import decode
 from spark_jobs.read.opened import OpenedSource, single_chunk
 from spark_jobs.read.settings import Facts
 
@@ -68,8 +70,8 @@ def read_facts(path: str) -> list[Fact]:
             yield line
 
     try:
-        # Excel begins UTF-8 with a mark, which would become part of the first column's name.
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+        # Excel writes Windows-1252, or UTF-8 with a mark before the first column's name.
+        with io.StringIO(decode(Path(path).read_bytes())[0], newline="") as file:
             # Strict: a quote that nothing closes would make one value of all rows after it.
             reader = table_rows(numbered(file), strict=True)
             found = list(reader.fieldnames or ())

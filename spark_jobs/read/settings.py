@@ -138,7 +138,7 @@ class Facts(Settings):
     name: SourceName = "facts"
     """The source's name; every document carries it."""
     path: LocalPath
-    """A local CSV file, in UTF-8, with the columns `subject`, `relation` and `value`; a subject has
+    """A local CSV file with the columns `subject`, `relation` and `value`; a subject has
     only one value per relation."""
     forms: LocalPath
     """A local YAML file that maps each relation to `told`, sentences with `{value}` and, usually,

@@ -52,13 +52,15 @@ def test_each_document_tells_facts_of_one_subject(
 def test_only_what_is_told_is_the_sources_content(
     source: RawCorpusSettings, tmp_path: Path
 ) -> None:
+    facts = FACTS.replace("Riga", "Köln")
+    (tmp_path / "facts.csv").write_text(facts)
     before = fingerprints_of(open_sources(source))
     forms = tmp_path / "forms.yaml"
     forms.write_text(FORMS.replace("Where does", "From which town does"))
     # As Excel may write a table, or a person.
-    (tmp_path / "facts.csv").write_text("sep=;\n" + FACTS.replace(",", "; "))
+    (tmp_path / "facts.csv").write_text("sep=;\n" + facts.replace(",", "; "), "cp1252")
     assert fingerprints_of(open_sources(source)) == before
-    (tmp_path / "facts.csv").write_text(FACTS.replace("Riga", "Oslo"))
+    (tmp_path / "facts.csv").write_text(facts.replace("Köln", "Oslo"))
     assert fingerprints_of(open_sources(source)) != before
 
 
