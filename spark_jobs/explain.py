@@ -111,8 +111,7 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
         )
     raise UserError(
         f"The clean corpus in {clean_corpus} has no document {identifier!r}, kept or dropped as a "
-        f"copy. {advise_on_id(clean_corpus, identifier)} If it was dropped for another reason, "
-        "`dropped_examples` of the asset may name it."
+        f"copy. {advise_on_id(clean_corpus, identifier)}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -82,6 +83,10 @@ def routes(board: Board) -> list[Route]:
         cleaned = board.store.find_named("raw_corpus", made_of)
         # The current one comes first, and is not a past one.
         past = board.record.known("raw_corpus")[1:]
+        past_clean = board.record.known("clean_corpus")[1:]
+        find_clean = partial(board.store.find_named, "clean_corpus")
+        before = next(filter(None, map(find_clean, past_clean)), None)
+        pair = [clean, before]
         words = request.query_params.get("search", "").strip()
         if len(words) > MOST_SEARCHED:
             limit = f"{MOST_SEARCHED:,} characters"
@@ -104,6 +109,8 @@ def routes(board: Board) -> list[Route]:
             else None,
             "raw": raw,
             "clean": clean,
+            "before": before,
+            "changes": board.remember(find_changes, pair, hidden) if all(pair) else {},
             "is_cleaned": raw and raw.fingerprint == made_of,
             "dropped": dropped,
             "share": share,
@@ -147,6 +154,18 @@ def routes(board: Board) -> list[Route]:
         page_at("/text/read", board, "read.html", show_read),
         page_at("/text/document", board, "document.html", show_document),
     ]
+
+
+def find_changes(clean: Artifact, before: Artifact, hidden: frozenset[str]) -> dict[str, list[str]]:
+    """Ids of the documents that an earlier corpus did not have, had with another text, or had."""
+    if max(clean.stats["documents"], before.stats["documents"]) > MOST_COUNTED:
+        return {}
+    columns = ["id", "text_hash"]
+    tables = (open_parts([one.url], columns).to_table(columns) for one in (clean, before))
+    now, then = (dict(zip(*table.to_pydict().values(), strict=True)) for table in tables)
+    edited = {one for one in now.keys() & then.keys() if now[one] != then[one]}
+    kinds = {"new": now.keys() - then.keys(), "edited": edited, "gone": then.keys() - now.keys()}
+    return {kind: sorted(ids - hidden) for kind, ids in kinds.items()}
 
 
 def find_coverage(board: Board) -> Coverage | None:

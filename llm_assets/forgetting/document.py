@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Artifact
+from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.erase import made_by
 from llm_assets.forgetting.forgotten_list import ForgottenDocument, read_list
 from llm_assets.registry.state import RegistryState
@@ -19,7 +19,7 @@ from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, less
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, explain_document
 from spark_jobs.read.document import DERIVED
-from spark_jobs.runtime.parquet import open_parts, read_table
+from spark_jobs.runtime.parquet import find_rows, open_parts, read_table
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
         entries = [entry for entry in forgotten if entry.id == identifier]
         earlier = _earlier_texts(record, state, runs, identifier)
         if not entries and not earlier:
-            raise
+            raise UserError(f"{error} {_left_out(record.store, corpus, identifier)}") from None
         texts = list(dict.fromkeys(entry.text_hash for entry in entries if entry.text_hash))
         lessons = [lesson for of_text in lessons_of(runs, texts).values() for lesson in of_text]
         absence = "" if entries else str(error)
@@ -106,6 +106,27 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
     derivation = _derivation(corpus, story.survivor) if is_derived else None
     earlier = _earlier_texts(record, state, runs, identifier, story.text_hash)
     return DocumentHistory(story, exposure, exposure.lessons, matching, derivation, earlier)
+
+
+def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
+    """Why no clean corpus has a document of this id, as far as the stages tell."""
+    raw = store.find_named("raw_corpus", clean.manifest.inputs.get("raw_corpus", ""))
+    if raw is None:
+        return ""
+    condition, columns = pc.field("id") == identifier, ["source", "text"]
+    for row in find_rows(raw.url, "raw_corpus", condition, columns, 1):
+        examples, counts = clean.stats["dropped_examples"].items(), clean.stats["dropped"]
+        reasons = [why for why, some in examples if any(one["id"] == identifier for one in some)]
+        told = ", ".join(f"{why.replace('_', ' ')} {counts[why]:,}" for why in reasons or counts)
+        return (
+            f"It was read (source {row['source']}, {len(row['text']):,} characters) and then left "
+            f"out by cleaning, which left out documents as: {told}."
+        )
+    faults = [fault for fault in raw.stats["faults"] if identifier in fault]
+    for kind, names in raw.stats["unread_examples"].items():
+        faults += [f"It was not read ({kind})." for name in names if name == identifier]
+    unknown = "No file or row of this id was read: `llm-assets check --all` lists what is not."
+    return " ".join(faults) or unknown
 
 
 def _earlier_texts(

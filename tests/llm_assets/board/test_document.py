@@ -1,7 +1,14 @@
 """The page about a document, and the command, once it was edited or removed."""
 
+import re
 from urllib.parse import quote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from artifacts.errors import UserError
+from artifacts.store.rewrite import rewrite
 from artifacts.store.store import Draft
 from llm_assets.forgetting.document import find_document
 from tests.llm_assets.board.conftest import SmallStore, board_of, client_of, page_of
@@ -37,6 +44,42 @@ def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
         assert client.get("/text/document?id=nowhere").status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ("short", r"was read \(source manual, 6 characters\) and .* left out .* as: too short 1."),
+        ("manual/0", r"was read \(source manual, 28 characters\) .* as: too short 1, template 2."),
+        ("pay.pdf", "text/pay.pdf cannot be read as pdf"),
+        ("plan.dwg", r"It was not read \(.dwg\)"),
+        ("nowhere", "No file or row of this id was read: `llm-assets check --all` lists"),
+    ],
+)
+def test_a_document_that_no_corpus_has_says_where_it_was_left_out(
+    small: SmallStore, document: str, told: str
+) -> None:
+    def build(draft: Draft) -> None:
+        rows = {"id": ["short", "manual/0"], "text": ["A lid.", BEFORE], "source": ["manual"] * 2}
+        pq.write_table(pa.table(rows), draft.path / "part-00000.parquet")
+        draft.stats |= {
+            "sources": {},
+            "faults": ["text/pay.pdf cannot be read as pdf (it is encrypted)."],
+            "dropped": {"bad_file": 1},
+            "unread": {".dwg": 7},
+            "unread_examples": {".dwg": ["plan.dwg"]},
+        }
+
+    raw = small.make("raw_corpus", "1", build)
+    clean = small.clean("1", {"other": "x"}, raw_corpus=raw.fingerprint)
+    short = {"dropped_examples": {"too_short": [{"id": "short", "text": "A lid."}]}}
+    counts = {"dropped": {"too_short": 1, "template": 2}}
+    rewrite(clean, [], clean.stats | short | counts, "a test wants it")
+    with pytest.raises(UserError, match=told):
+        find_document(small.record, small.registry.state(), document)
+    shown = " ".join(page_of(small, "/text").split())
+    assert "<li>.dwg: 7 (plan.dwg)</li>" in shown and "bad file: 1. The first" in shown
+    assert "<li>text/pay.pdf cannot be read as pdf (it is encrypted).</li>" in shown
+
+
 def test_a_text_made_from_a_document_is_shown_with_what_it_was_made_from(
     small: SmallStore,
 ) -> None:
@@ -45,6 +88,16 @@ def test_a_text_made_from_a_document_is_shown_with_what_it_was_made_from(
     shown = shown_of(small, "valve#study/statements/1")
     assert f'<p class="around">{BEFORE}</p>' in shown
     assert "It was made from valve: its facts in other forms." in shown
+
+
+def test_documents_that_are_new_edited_and_gone_since_the_corpus_before_are_listed(
+    small: SmallStore,
+) -> None:
+    small.clean("1", {"valve": BEFORE, "other": "x", "same": "z"})
+    assert "Changed since" not in page_of(small, "/text")
+    small.clean("2", {"valve": NOW, "third": "y", "same": "z"})
+    shown = " ".join(re.sub(r"<[^>]*>", "", page_of(small, "/text")).split())
+    assert "new: 1: third edited: 1: valve gone: 1: other Lengths" in shown
 
 
 def test_a_source_has_grown_since_the_snapshot_before(small: SmallStore) -> None:
