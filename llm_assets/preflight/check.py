@@ -128,7 +128,7 @@ def foresee(
                 "set `store` to another disk."
             )
     held_out = foresee_held_out(settings, text, is_judged)
-    return [*_coverage(settings, text), *held_out, *_unset(settings)]
+    return [*tell_coverage(settings, text), *held_out, *_unset(settings)]
 
 
 def _unset(settings: PipelineSettings) -> list[str]:
@@ -179,7 +179,11 @@ def _need_tasks(settings: PipelineSettings) -> None:
         load_tasks(wanted.lm_eval_tasks, folders)
 
 
-def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
+def tell_coverage(
+    settings: PipelineSettings, text: TextEstimate, guess: float | None = None
+) -> list[str]:
+    """How much of the text a training reads, and how long that and one pass take, by the speed of
+    the last training run or, before there is any, by a guess in tokens per second."""
     budget = settings.checkpoint.budget
     if not text.is_known or not text.tokens_to_train:
         return []
@@ -189,7 +193,7 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     share = own_share * planned / text.tokens_to_train
     # The speed of the training that made the current checkpoint.
     checkpoint = find_whole(settings, "checkpoint")
-    speed = checkpoint.stats["tokens_per_second"] if checkpoint else None
+    speed = checkpoint.stats["tokens_per_second"] if checkpoint else guess
 
     def time(tokens: float) -> str:
         return f" in about {format_duration(tokens / speed)}" if speed else ""
@@ -206,7 +210,7 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
             f"; one pass takes about {counted(pass_steps, 'step')} (`checkpoint.budget.{name}: "
         )
         sentence += f"{amounts[name]}`){time(tokens)}"
-    return [f"{sentence}, at the speed of the last training run." if speed else f"{sentence}."]
+    return [f"{sentence}, at the speed of the last training run." if checkpoint else f"{sentence}."]
 
 
 def _step_tokens(settings: PipelineSettings) -> int:

@@ -11,9 +11,6 @@ from spark_jobs.read.files.find import find_files
 from spark_jobs.read.settings import Files
 from spark_jobs.read.survey import TextSurvey, survey
 
-BYTES_PER_TOKEN, BEYOND_ASCII = 4, 2
-"""Approximate bytes per token of a vocabulary for English, for ASCII and for other characters
-(SmolLM2's has 4.9 for English, 2.5 for Russian, 1.5 for Chinese, Japanese and Thai)."""
 LANGUAGE_SHARE = 0.1
 """Share of the documents from which on a language other than English is mentioned."""
 ORDER_OF_COUNTING = ("held_out", "validation", "train", None, "replay")
@@ -39,10 +36,6 @@ class TextEstimate(TextSurvey):
     """Approximate tokens of what falls into the train split."""
     is_known: bool = True
     """Whether every source was looked at."""
-
-    @property
-    def tokens(self) -> float:
-        return _tokens(self)
 
     def lines(self, command: str | None) -> list[str]:
         """What is learned from and what is not, a line each. `command` begins the command that
@@ -76,10 +69,6 @@ class TextEstimate(TextSurvey):
         if command and (self.faults or self.unread.counts):
             notes.append(f"list all of them: {command} check --all")
         return notes
-
-
-def _tokens(text: TextSurvey) -> float:
-    return (text.bytes - text.beyond_ascii) / BYTES_PER_TOKEN + text.beyond_ascii / BEYOND_ASCII
 
 
 def look_at(
@@ -120,10 +109,10 @@ def look_at(
         if place == "held_out":
             text.held_out += result.documents
         elif place == "train":
-            text.tokens_to_train += _tokens(result)
+            text.tokens_to_train += result.tokens
         elif place is None:
             text.documents += result.documents
-            text.tokens_to_train += _tokens(result) * (1 - split.validation - split.held_out)
+            text.tokens_to_train += result.tokens * (1 - split.validation - split.held_out)
         if place != "replay":
             text.in_sources += result.documents + result.copies + result.short
         for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:

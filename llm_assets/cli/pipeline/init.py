@@ -14,13 +14,13 @@ from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import counted
 from llm_assets.cli.pipeline.columns import plan_columns
 from llm_assets.config import PipelineSettings, check_name, name_from
-from llm_assets.operation_settings import WHOLE_TEXT
 from llm_assets.preflight.check import (
     LOOK_SECONDS,
     OTHER_SECONDS,
     PARAMETERS,
     Base,
     bytes_written,
+    tell_coverage,
     tokens_per_second,
 )
 from llm_assets.preflight.held_out import describe_held_out, held_out_share
@@ -242,22 +242,14 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     # This is the model that `init` names, as stored in float32.
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
-    run_seconds = seconds + OTHER_SECONDS
-    training = (
-        f"{counted(steps, 'step')} of training (`checkpoint.budget.steps`), about "
-        f"{seconds / 60:.0f} min on this machine's processor; the whole run about "
-        f"{run_seconds / 60:.0f} min"
-    )
     split = settings.clean_corpus.split
-    tokens = text.tokens * (1 - split.validation - split.held_out)
-    share = steps * TOKENS_PER_STEP * (1 - REPLAY_SHARE) / max(1.0, tokens)
-    if share < WHOLE_TEXT:
-        training += f"; these steps read about {share:.1%} of the training text, and automatic "
-        training += "runs read on where `automation.least_coverage` is set"
+    # The look was by the default shares.
+    text.tokens_to_train = text.tokens * (1 - split.validation - split.held_out)
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
         f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",
-        training,
+        *tell_coverage(settings, text, tokens_per_second()),
+        f"the whole run takes about {(seconds + OTHER_SECONDS) / 60:.0f} min on this machine",
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
     ]
     try:
