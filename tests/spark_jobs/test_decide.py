@@ -122,6 +122,42 @@ def test_both_deciders_give_the_same_bytes_for_any_text_of_a_second_week(
     assert files_below(folder / "memory") == files_below(folder / "spark")
 
 
+def test_both_deciders_give_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
+    """Of copies in sources that are assigned, a template of several sources, and documents that are
+    dropped for themselves, with forgotten text and without."""
+    texts = [" ".join(f"word{number}x{place}" for place in range(40)) for number in range(40)]
+    stub = "The pump of hall seven was sold"
+    sources = {"rules": "train", "exam": "held_out"}
+    split = SplitSettings(validation=0.3, held_out=0.3, sources=sources)
+    documents = [(f"a{number}", text, "manual") for number, text in enumerate(texts)]
+    documents += [(f"b{number}", text, "rules") for number, text in enumerate(texts[:20])]
+    documents += [(f"c{number}", f"{text} copied", "manual") for number, text in enumerate(texts)]
+    documents += [(f"r{number}", report(4, number), "manual") for number in range(30)]
+    documents += [(f"s{number}", report(4, number), "exam") for number in range(30, 34)]
+    documents += [(f"u{number}", f"{stub} {number}", "manual") for number in range(5)]
+    documents += [(f"v{number}", "Stub", "manual") for number in range(3)]
+    write_raw(tmp_path / "raw", documents, random.Random(1))
+    forgotten = forget(tmp_path / "forgotten", {"SOLD": f"{stub} in May"})
+
+    def stats(documents_in_memory: int) -> dict:
+        return clean_corpus(
+            spark,
+            tmp_path / "raw",
+            tmp_path / f"clean-{documents_in_memory}",
+            CleanCorpusSettings(minimum_characters=40, split=split),
+            forgotten=forgotten,
+            documents_in_memory=documents_in_memory,
+        )
+
+    in_memory = stats(IN_MEMORY)
+    assert stats(BY_SPARK) == in_memory
+    made, by_spark = (tmp_path / f"clean-{number}" for number in (IN_MEMORY, BY_SPARK))
+    assert files_below(by_spark) == files_below(made)
+    dropped = in_memory["dropped"]
+    assert (dropped["too_short"], dropped["similar_to_forgotten"]) == (3, 5)
+    assert dropped["exact_duplicate"] and dropped["near_duplicate"] and dropped["template"]
+
+
 @pytest.mark.parametrize("documents_in_memory", [IN_MEMORY, BY_SPARK])
 def test_both_deciders_refuse_an_id_that_comes_again_in_another_partition(
     spark: SparkSession, tmp_path: Path, documents_in_memory: int

@@ -215,9 +215,8 @@ def test_a_text_in_very_many_documents_waits_for_a_person(maker: Maker, tmp_path
     assert maker.kept("confirmed") == {f"b{number}" for number in range(100, 140)}
 
 
-@pytest.mark.parametrize("decide", [IN_MEMORY, BY_SPARK], ids=["in memory", "by Spark"])
 def test_of_documents_dropped_for_themselves_those_alone_are_told_to_hold_the_text(
-    maker: Maker, tmp_path: Path, decide: int
+    maker: Maker, tmp_path: Path
 ) -> None:
     stub, many = "The pump of hall seven was sold", MOST_SIMILAR + 5
     raw = [(f"kept{number}", text(number)) for number in range(40)]
@@ -225,7 +224,7 @@ def test_of_documents_dropped_for_themselves_those_alone_are_told_to_hold_the_te
     raw += [(f"copy{number}", f"{stub} {number}") for number in range(many)]
     asked = forget(tmp_path / "forgotten", {"SOLD": f"{stub} in May"})
 
-    stats = maker.make("first", raw, forgotten=asked, documents_in_memory=decide)
+    stats = maker.make("first", raw, forgotten=asked)
 
     assert stats["dropped"] == {"too_short": 3, "similar_to_forgotten": many}
     assert set(maker.similar("first")) == {f"copy{number}" for number in range(many)}

@@ -81,28 +81,39 @@ def numbered(first: int, last: int) -> list[tuple[str, str]]:
     return [(f"a{number}", text(number)) for number in range(first, last)]
 
 
+FIRST = numbered(0, 80)
+
+
+@pytest.fixture(scope="module")
+def first(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a clean corpus of the documents `FIRST`, which tests read only."""
+    folder = tmp_path_factory.mktemp("first")
+    make_clean(spark, write_sources(folder / "raw", {"manual": FIRST}), folder)
+    return folder
+
+
 def test_new_text_brings_held_out_text_of_its_own_and_old_rows_stay_as_they_are(
-    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
+    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path, first: Path
 ) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    cleaned, before = make(spark, raw_corpus(numbered(0, 80)), model_folder, first)
-    assert cleaned["slice"] == 1
-    held_out = documents(first, before, "held_out")
+    old, second = tmp_path / "first", tmp_path / "second"
+    before = tokenize_corpus(spark, first / "clean", model_folder, old / "shards", SHARDS)
+    held_out = documents(old, before, "held_out")
 
     cleaned, after = make(spark, raw_corpus(numbered(0, 160)), model_folder, second, first)
 
+    assert cleaned["slice"] == 2
     grown = documents(second, after, "held_out")
     assert held_out.items() < grown.items()
-    assert not grown.keys() & documents(first, before, "train").keys()
+    assert not grown.keys() & documents(old, before, "train").keys()
     arrived = cleaned["slices"]["2"]
     assert arrived["held_out"] == len(grown) - len(held_out) > 5
     shards = ShardSet(second / "shards", ShardStats(**after), "held_out")
     slices = {str(row["id"]): row["slice"] for row, _ in read_documents(shards)}
     assert slices == {name: 1 if name in held_out else 2 for name in grown}
-    old = np.arange(before["rows"]["train"])
+    places = np.arange(before["rows"]["train"])
     rows = [
-        ShardSet(folder / "shards", ShardStats(**stats), "train").read(old)
-        for folder, stats in ((first, before), (second, after))
+        ShardSet(folder / "shards", ShardStats(**stats), "train").read(places)
+        for folder, stats in ((old, before), (second, after))
     ]
     assert (rows[0].tokens == rows[1].tokens).all()
     assert after["rows"]["train"] > before["rows"]["train"]
@@ -119,13 +130,11 @@ def test_new_text_brings_held_out_text_of_its_own_and_old_rows_stay_as_they_are(
     ],
 )
 def test_no_setting_moves_a_document_that_judges_into_training(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, changed: SplitSettings
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, first: Path, changed: SplitSettings
 ) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    make_clean(spark, raw_corpus(numbered(0, 80)), first)
-    make_clean(spark, raw_corpus(numbered(0, 240)), second, first, changed)
+    make_clean(spark, raw_corpus(numbered(0, 240)), tmp_path, first, changed)
 
-    before, after = splits(first), splits(second)
+    before, after = splits(first), splits(tmp_path)
     kept = {"validation", "held_out"}
     assert {n: s for n, s in after.items() if n in before and s in kept} == {
         name: split for name, split in before.items() if split in kept
@@ -139,17 +148,14 @@ def test_no_setting_moves_a_document_that_judges_into_training(
 
 
 def test_copies_follow_the_split_that_the_text_was_in(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, first: Path
 ) -> None:
-    raw = numbered(0, 80)
-    first = tmp_path / "first"
-    make_clean(spark, raw_corpus(raw), first)
-    before, texts = splits(first), dict(raw)
+    before, texts = splits(first), dict(FIRST)
     trained = next(name for name, split in before.items() if split == "train")
     held_out = next(name for name, split in before.items() if split == "held_out")
 
     copies = [("like-trained", texts[trained] + " x"), ("like-held-out", texts[held_out] + " x")]
-    cleaned = make_clean(spark, raw_corpus([*raw, *copies]), tmp_path, first)
+    cleaned = make_clean(spark, raw_corpus([*FIRST, *copies]), tmp_path, first)
     after = splits(tmp_path)
 
     assert after["like-trained"] == "train" and trained not in after
@@ -159,19 +165,15 @@ def test_copies_follow_the_split_that_the_text_was_in(
 
 @pytest.mark.parametrize("documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)])
 def test_what_is_measured_stays_though_longer_copies_of_it_come(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, documents_in_memory: int
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, first: Path, documents_in_memory: int
 ) -> None:
-    raw = numbered(0, 60)
-    first = tmp_path / "first"
-    make_clean(spark, raw_corpus(raw), first)
-    copies = [(f"0-{name}", text.upper().replace(" ", "   ")) for name, text in raw]
+    copies = [(f"0-{name}", text.upper().replace(" ", "   ")) for name, text in FIRST]
+    raw = raw_corpus([*copies, *FIRST])
 
-    stats = make_clean(
-        spark, raw_corpus([*copies, *raw]), tmp_path, first, documents_in_memory=documents_in_memory
-    )
+    stats = make_clean(spark, raw, tmp_path, first, documents_in_memory=documents_in_memory)
 
     assert splits(tmp_path) == splits(first) and stats["slices"].keys() == {"1"}
-    assert stats["dropped"]["exact_duplicate"] + stats["dropped"]["copy_of_held_out"] == 60
+    assert stats["dropped"]["exact_duplicate"] + stats["dropped"]["copy_of_held_out"] == 80
 
 
 def changed(number: int, *places: int) -> str:
@@ -207,13 +209,11 @@ def test_what_a_bridge_joins_to_held_out_text_goes_and_it_takes_the_place_of_wha
 
 
 def test_held_out_text_that_left_guards_its_edits_though_it_is_now_too_short(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, first: Path
 ) -> None:
-    raw = numbered(10, 90)
-    first = tmp_path / "first"
-    make_clean(spark, raw_corpus(raw), first)
-    longest = max(len(text) for _, text in raw)
-    edited = [(f"edit of {name}", f"{text} again {'and again ' * 3}") for name, text in raw]
+    longest = max(len(text) for _, text in FIRST)
+    # The first ten are shorter, and so are their edits.
+    edited = [(f"edit of {name}", f"{text} again {'and again ' * 3}") for name, text in FIRST[10:]]
 
     clean_corpus(
         spark,
@@ -224,53 +224,52 @@ def test_held_out_text_that_left_guards_its_edits_though_it_is_now_too_short(
     )
 
     before, after = splits(first), splits(tmp_path)
-    assert after == {f"edit of {name}": split for name, split in before.items()}
+    assert after == {f"edit of {name}": before[name] for name, _ in FIRST[10:]}
     assert {"train", "held_out"} < set(after.values())
 
 
 def test_what_was_trained_on_is_never_held_out_though_it_left_and_comes_back_changed(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, first: Path
 ) -> None:
-    raw = numbered(0, 80)
-    weeks = [tmp_path / str(week) for week in range(3)]
-    make_clean(spark, raw_corpus(raw), weeks[0])
-    make_clean(spark, raw_corpus(numbered(80, 160)), weeks[1], weeks[0])
-    back = [(f"b{number}", f"{text} or so") for number, (_, text) in enumerate(raw)]
-    make_clean(spark, raw_corpus([*numbered(80, 160), *back]), weeks[2], weeks[1])
+    second, third = tmp_path / "second", tmp_path / "third"
+    make_clean(spark, raw_corpus(numbered(80, 160)), second, first)
+    back = [(f"b{number}", f"{text} or so") for number, (_, text) in enumerate(FIRST)]
+    make_clean(spark, raw_corpus([*numbered(80, 160), *back]), third, second)
 
-    before, after = splits(weeks[0]), splits(weeks[2])
-    for number, (name, _) in enumerate(raw):
+    before, after = splits(first), splits(third)
+    for number, (name, _) in enumerate(FIRST):
         assert after[f"b{number}"] == before[name]
 
 
 @pytest.mark.parametrize("documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("file", ["rows.csv", "rows.jsonl.gz", "manual"])
 def test_a_row_that_takes_the_number_of_another_is_no_edit_of_it(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, file: str, documents_in_memory: int
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, documents_in_memory: int
 ) -> None:
     """As in an export that begins with the newest row; `manual` is the name of the source."""
-    first, second = tmp_path / "first", tmp_path / "second"
+    before, after, keyed = tmp_path / "before", tmp_path / "after", tmp_path / "keyed"
 
     def rows(last: int) -> list[tuple[str, str]]:
-        return [(f"{file}:{place}", text(last - place)) for place in range(last)]
+        return [
+            (f"{file}:{place}", text(1_000 * number + last - place))
+            for number, file in enumerate(("rows.csv", "rows.jsonl.gz", "manual"))
+            for place in range(last)
+        ]
 
-    make_clean(spark, raw_corpus(rows(40)), first)
-    before, later = splits(first), rows(40 + 40)
+    make_clean(spark, raw_corpus(rows(30)), before)
     all_to_train = SplitSettings(validation=1e-9, held_out=1e-9)
-    numbered = (all_to_train, documents_in_memory, ["manual"])
-    make_clean(spark, raw_corpus(later), second, first, *numbered)
+    later, changed = raw_corpus(rows(30 + 30)), (all_to_train, documents_in_memory)
+    make_clean(spark, later, after, before, *changed, ["manual"])
 
-    found = splits(second)
-    assert {"validation", "held_out"} < set(before.values())
-    assert {found[name] for name, _ in later[:40]} == {"train"}
-    assert [found[name] for name, _ in later[40:]] == [before[name] for name, _ in rows(40)]
+    first, found = splits(before), splits(after)
+    known = {content: first[name] for name, content in rows(30)}
+    assert set(known.values()) == {"train", "validation", "held_out"}
+    for name, content in rows(60):
+        assert found[name] == known.get(content, "train"), name
 
     # The keys of an `id_column` may look alike, and last: an edit stays in its document's split
     # however much of it is new.
-    keyed = tmp_path / "keyed"
-    make_clean(spark, raw_corpus(later), keyed, first, all_to_train, documents_in_memory)
-    found = splits(keyed)
-    assert [found[name] for name, _ in rows(40)] == [before[name] for name, _ in rows(40)]
+    make_clean(spark, later, keyed, before, *changed)
+    assert first.items() <= splits(keyed).items()
 
 
 def write_sources(folder: Path, texts: dict[str, list[tuple[str, str]]]) -> str:
@@ -312,16 +311,15 @@ def test_evaluation_files_of_the_users_own_judge_and_their_copies_are_not_traine
         make_clean(spark, raw, tmp_path / "third", split=wrong)
 
 
-@pytest.mark.parametrize("documents_in_memory", [10**6, 0])
 def test_text_of_a_source_to_train_on_is_never_held_out_also_where_another_source_has_it(
-    spark: SparkSession, tmp_path: Path, documents_in_memory: int
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     """Of equal texts the one of the smaller id stands for all."""
     split = SplitSettings(validation=0.3, held_out=0.3, sources={"rules": "train"})
     rules = [(f"r{number}", text(number)) for number in range(30)]
     texts = {"manual": numbered(0, 60), "rules": rules}
     raw = write_sources(tmp_path / "raw", texts)
-    make_clean(spark, raw, tmp_path, split=split, documents_in_memory=documents_in_memory)
+    make_clean(spark, raw, tmp_path, split=split)
     found = splits(tmp_path)
     assert {found[f"a{number}"] for number in range(30)} == {"train"}
     assert {found[f"a{number}"] for number in range(30, 60)} > {"held_out"}

@@ -39,10 +39,8 @@ def spark(started_google: LocalGoogle) -> SparkSession:
 
 
 @pytest.fixture
-def bucket(google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(google: LocalGoogle, tmp_path: Path, small_chunks: None) -> str:
     """A folder of a bucket, whose files are divided into chunks of a few kilobytes."""
-    monkeypatch.setattr(opened, "_LEAST_BYTES", 2_000)
-    monkeypatch.setattr(opened, "_MOST_BYTES", 20_000)
     return f"gs://{BUCKET}/{tmp_path.name}"
 
 

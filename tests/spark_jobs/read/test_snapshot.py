@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
+from spark_jobs.read import opened
 from spark_jobs.read.docstrings import docstrings_of
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import fingerprints_of, open_sources, write_snapshot
@@ -158,12 +159,19 @@ def test_columns_globs_and_repeated_ids(tmp_path: Path) -> None:
     assert stats["repeated_ids"] == 1
 
 
+@pytest.fixture
+def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few kilobytes instead of megabytes."""
+    monkeypatch.setattr(opened, "PART_BYTES", (2_000, 16_000))
+
+
+@pytest.mark.usefixtures("small_row_groups")
 def test_the_same_source_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) -> None:
     found = []
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
         for number in range(90):
-            (tmp_path / place / f"{number}.txt").write_text(f"Document {number}. " * 18_000)
+            (tmp_path / place / f"{number}.txt").write_text(f"Document {number}. " * 18)
         settings = files_source(tmp_path / place)
         snapshot(settings, tmp_path / f"raw-{place}")
         written = files_below(tmp_path / f"raw-{place}")
@@ -251,10 +259,11 @@ def test_two_sources_of_one_name_are_refused() -> None:
         RawCorpusSettings.model_validate({"sources": [source, source]})
 
 
+@pytest.mark.usefixtures("small_row_groups")
 def test_a_corpus_that_grew_in_one_place_has_the_same_parts_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
-    for number in range(800):
-        (tmp_path / "text" / f"{number:03d}.txt").write_text(f"Document {number}. " * 1_200)
+    for number in range(200):
+        (tmp_path / "text" / f"{number:03d}.txt").write_text(f"Document {number}. " * 5)
 
     def parts(name: str) -> set[str]:
         snapshot(files_source(tmp_path / "text"), tmp_path / name)
@@ -265,7 +274,7 @@ def test_a_corpus_that_grew_in_one_place_has_the_same_parts_elsewhere(tmp_path: 
         }
 
     before = parts("before")
-    (tmp_path / "text" / "200a.txt").write_text("One more document. " * 1_000)
+    (tmp_path / "text" / "050a.txt").write_text("One more document. " * 5)
     after = parts("after")
 
     assert len(before) > 4
@@ -276,13 +285,13 @@ def _write_files(folder: Path, numbers: range) -> None:
     folder.mkdir(exist_ok=True)
     for number in numbers:
         rows = [
-            {"id": f"{number * row % 997}", "text": f"Row {row} of file {number}. " * 6}
-            for row in range(9_000)
+            {"id": f"{number * row % 97}", "text": f"Row {row} of file {number}."}
+            for row in range(90)
         ]
-        lines = "\n".join(map(json.dumps, rows))
-        (folder / f"{number:02d}.jsonl").write_text(lines)
+        (folder / f"{number:02d}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_only_what_is_new_is_read_again_and_the_result_is_that_of_a_run_from_nothing(
     tmp_path: Path,
 ) -> None:
@@ -322,6 +331,7 @@ def test_an_edit_is_read_of_either_of_two_files_of_one_name(tmp_path: Path) -> N
     sees="nothing",
     then="read again; the snapshot is the same",
 )
+@pytest.mark.usefixtures("small_chunks")
 def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) -> None:
     settings = files_source(tmp_path / "text", id_column="id")
     cache = tmp_path / "cache"
@@ -344,6 +354,7 @@ def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) 
     sees="nothing",
     then="each gets its own snapshot",
 )
+@pytest.mark.usefixtures("small_chunks")
 def test_runs_on_other_text_at_once_do_not_meet(tmp_path: Path) -> None:
     sources = {}
     for number in range(4):
