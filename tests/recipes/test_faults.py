@@ -10,7 +10,6 @@ import torch
 from artifacts.errors import UserError
 from recipes.checkpointing.checkpoint import TrainState
 from recipes.spec import TrainingSpec
-from tests.damage import flip_bit
 from tests.recipes.conftest import (
     SpecMaker,
     course,
@@ -37,27 +36,6 @@ def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     for step in (5, 17):
         kill_at(spec, step)
     train_here(spec)
-    assert course(spec) == course(unbroken)
-
-
-@pytest.mark.fault(
-    "checkpoint",
-    "flipped byte in the newest resumable state",
-    sees="the step that is damaged",
-    then="resumes from the previous state, with the losses of an uninterrupted run",
-)
-def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_taken(
-    make_spec: SpecMaker, unbroken: TrainingSpec
-) -> None:
-    spec = make_spec("flipped", steps=30, checkpointing={"every_steps": 6})
-    kill_at(spec, 14)
-    flip_bit(Path(spec.run_folder) / "step-12" / "__0_0.distcp")
-    lines: list[str] = []
-    train_here(spec, lines.append)
-
-    output = "\n".join(lines)
-    assert "The checkpoint of step 12 is damaged" in output
-    assert "Going on from the checkpoint of step 6" in output
     assert course(spec) == course(unbroken)
 
 

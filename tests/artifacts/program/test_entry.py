@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -113,22 +114,29 @@ def test_a_program_without_its_spec_says_which_file_is_missing(
     assert done.stderr.strip().startswith(f"There is no spec {tmp_path}/absent.json")
 
 
+@pytest.mark.fault(
+    "eval_metrics",
+    "invalid specification",
+    sees="one line with the key",
+    then="nothing is measured",
+)
 @pytest.mark.parametrize(
-    ("content", "fault"),
+    ("place", "content", "fault"),
     [
         # A mistyped key before the one that is missing for it.
-        ('{"ende": "well"}', "is not a Spec: ende: "),
-        ("", "is not a Spec: Invalid JSON: "),
-        ("[]", "is not a Spec: Input should be an object"),
+        (f"{__name__}:Spec", '{"ende": "well"}', "ende: "),
+        (f"{__name__}:Spec", "", "Invalid JSON: "),
+        (f"{__name__}:Spec", "[]", "Input should be an object"),
+        ("recipes.evaluation.spec:EvaluationSpec", '{"base": 3}', "base: "),
     ],
 )
 def test_what_is_wrong_with_a_spec_is_told_by_its_key(
-    content: str, fault: str, tmp_path: Path
+    place: str, content: str, fault: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "spec.json"
+    path, kind = tmp_path / "spec.json", resolve_name(place)
     path.write_text(content)
-    with pytest.raises(UserError, match=rf"spec\.json {fault}"):
-        read_spec(str(path), Spec)
+    with pytest.raises(UserError, match=rf"spec\.json is not a {kind.__name__}: {fault}[^\n]*$"):
+        read_spec(str(path), kind)
 
 
 @pytest.mark.parametrize("url", [str(REPOSITORY), "ftpx://host/spec.json"])

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,6 @@ from recipes.evaluation.results import Data
 from recipes.evaluation.settings import BITS_PER_BYTE, GateQuestion, GenerationSettings, ModelSource
 from recipes.evaluation.spec import EvaluationSpec
 from tests.example_shards import example_shards
-from tests.recipes.conftest import REPOSITORY
 from tests.recipes.evaluation.conftest import SETTINGS, MakeSpec
 from tests.tiny import change_weights
 from tests.tiny_tasks import TASKS
@@ -211,25 +208,6 @@ def test_smaller_limit_takes_a_subset(sizes: list[int], limits: tuple[int, int])
     few, many = (take(documents, limit, seed=0) for limit in sorted(limits))
     assert many[: len(few)] == few
     assert sum(d.bytes for d in few) >= min(min(limits), sum(sizes))
-
-
-@pytest.mark.fault(
-    "eval_metrics",
-    "invalid specification",
-    sees="one line with the key",
-    then="nothing is measured",
-)
-def test_faulty_spec_is_one_clear_line(tmp_path: Path) -> None:
-    (tmp_path / "spec.json").write_text('{"base": 3}')
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.evaluate", "--spec", str(tmp_path / "spec.json")],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-    )
-    assert done.returncode == 1
-    assert "spec.json is not a EvaluationSpec: base: " in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_near_copies_do_not_count_towards_the_fewest_documents() -> None:
