@@ -28,7 +28,7 @@ def collected(*arguments: str, **variables: str) -> set[str]:
 
 
 def test_what_is_left_to_ci_is_run_there_and_by_its_name() -> None:
-    left, other = "tests/infrastructure", "tests/recipes/deepspeed"
+    left, other = "tests/infrastructure", "tests/artifacts/program"
     assert left in LEFT_TO_CI
     no_names = ("-o", f"testpaths={left} {other}")
     assert collected(*no_names) == {other}
