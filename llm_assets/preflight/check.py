@@ -28,7 +28,7 @@ from recipes.sections import BUDGETS
 from serving.settings import bearer_token, listen
 from spark_jobs.read.docstrings import find_package
 from spark_jobs.read.facts import open_facts
-from spark_jobs.read.settings import Facts, HuggingFaceDataset, PackageDocs, Source
+from spark_jobs.read.settings import Facts, HuggingFaceDataset, PackageDocs
 
 PARAMETERS, TOKENS_PER_SECOND = 134_515_008, 60.0
 """Of training the model that `init` names: tokens per second per core with AVX2, as measured in
@@ -77,7 +77,18 @@ def find_needs(settings: PipelineSettings) -> Base:
             is not there, rows are too long for the model, or the port is another's.
     """
     for source in settings.raw_corpus.sources:
-        _need_source(source)
+        if isinstance(source, PackageDocs):
+            for name in source.packages:
+                find_package(name)
+        elif isinstance(source, Facts):
+            open_facts(source)
+        elif isinstance(source, HuggingFaceDataset):
+            is_folder = source.dataset.startswith(("/", ".", "~"))
+            if is_folder and not Path(source.dataset).expanduser().is_dir():
+                raise UserError(
+                    f"Source {source.name!r}: there is no folder {source.dataset}. Correct "
+                    "`dataset`."
+                )
     if settings.exam:
         read_tables(settings.exam)
     if settings.study:
@@ -156,20 +167,6 @@ def _unset(settings: PipelineSettings) -> list[str]:
     return notes
 
 
-def _need_source(source: Source) -> None:
-    if isinstance(source, PackageDocs):
-        for name in source.packages:
-            find_package(name)
-    elif isinstance(source, Facts):
-        open_facts(source)
-    elif isinstance(source, HuggingFaceDataset):
-        is_folder = source.dataset.startswith(("/", ".", "~"))
-        if is_folder and not Path(source.dataset).expanduser().is_dir():
-            raise UserError(
-                f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
-            )
-
-
 def _need_tasks(settings: PipelineSettings) -> None:
     """Load lm-eval's tasks, which are asked only after training, unless they were asked before."""
     measured, wanted = find_whole(settings, "eval_metrics"), settings.eval_metrics
@@ -187,7 +184,7 @@ def tell_coverage(
     budget = settings.checkpoint.budget
     if not text.is_known or not text.tokens_to_train:
         return []
-    own_share, row_tokens = _own_share(settings), _step_tokens(settings)
+    own_share, row_tokens = 1 - settings.checkpoint.replay_share, _step_tokens(settings)
     planned = _planned_tokens(settings, text)
     steps = -(-planned // row_tokens)
     share = own_share * planned / text.tokens_to_train
@@ -214,20 +211,16 @@ def tell_coverage(
 
 
 def _step_tokens(settings: PipelineSettings) -> int:
-    return settings.tokenized_shards.sequence_length * settings.checkpoint.budget.global_batch_size
+    row_tokens = settings.tokenized_shards.row_tokens(settings.form)
+    return row_tokens * settings.checkpoint.budget.global_batch_size
 
 
 def _planned_tokens(settings: PipelineSettings, text: TextEstimate) -> int:
     """Tokens that the budget amounts to; 0 for epochs over text that was not looked at."""
     budget = settings.checkpoint.budget
     if budget.epochs:
-        return round(budget.epochs * text.tokens_to_train / _own_share(settings))
+        return round(budget.epochs * text.tokens_to_train / (1 - settings.checkpoint.replay_share))
     return budget.tokens or (budget.steps or 0) * _step_tokens(settings)
-
-
-def _own_share(settings: PipelineSettings) -> float:
-    """The share of rows that do not replay other text."""
-    return 1 - settings.checkpoint.replay_share
 
 
 def tokens_per_second() -> float:

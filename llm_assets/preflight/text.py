@@ -11,6 +11,8 @@ from spark_jobs.read.files.find import find_files
 from spark_jobs.read.settings import Files
 from spark_jobs.read.survey import TextSurvey, survey
 
+CHAT_TOKENS = 40
+"""About what a chat template adds to a short conversation, with what stays empty of its row."""
 LANGUAGE_SHARE = 0.1
 """Share of the documents from which on a language other than English is mentioned."""
 ORDER_OF_COUNTING = ("held_out", "validation", "train", None, "replay")
@@ -33,7 +35,7 @@ class TextEstimate(TextSurvey):
     """Documents of all sources that are not replayed, copies and short ones among them, as a raw
     corpus counts them."""
     tokens_to_train: float = 0.0
-    """Approximate tokens of what falls into the train split."""
+    """Approximate tokens of the rows that what falls into the train split fills."""
     is_known: bool = True
     """Whether every source was looked at."""
 
@@ -71,6 +73,14 @@ class TextEstimate(TextSurvey):
         return notes
 
 
+def _row_tokens(settings: PipelineSettings, text: TextSurvey) -> float:
+    """Approximate tokens of the rows that a text fills."""
+    if settings.form in ("pretraining", "conversations"):
+        return text.tokens + (settings.form == "conversations") * CHAT_TOKENS * text.documents
+    # Each example has a row of its own.
+    return text.documents * settings.tokenized_shards.row_tokens(settings.form)
+
+
 def look_at(
     settings: PipelineSettings, seconds: float | None, messages: int = EXAMPLES
 ) -> TextEstimate:
@@ -101,7 +111,8 @@ def look_at(
             continue
         # Shared out beforehand, so that a large source leaves time for those after it.
         part = None if seconds is None else seconds / len(files)
-        least = settings.clean_corpus.minimum_characters
+        # Cleaning keeps examples of any length.
+        least = 1 if source.examples else settings.clean_corpus.minimum_characters
         result = survey(source, listing.files, least, part, messages, texts)
         # A run would end with these faults after it has read everything.
         judge_faults(source, result.read, result.faults, result.messages)
@@ -109,10 +120,11 @@ def look_at(
         if place == "held_out":
             text.held_out += result.documents
         elif place == "train":
-            text.tokens_to_train += result.tokens
+            text.tokens_to_train += _row_tokens(settings, result)
         elif place is None:
             text.documents += result.documents
-            text.tokens_to_train += result.tokens * (1 - split.validation - split.held_out)
+            share = 1 - split.validation - split.held_out
+            text.tokens_to_train += share * _row_tokens(settings, result)
         if place != "replay":
             text.in_sources += result.documents + result.copies + result.short
         for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:

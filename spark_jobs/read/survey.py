@@ -58,7 +58,9 @@ class TextSurvey:
 
     @property
     def tokens(self) -> float:
-        return (self.bytes - self.beyond_ascii) / BYTES_PER_TOKEN + self.beyond_ascii / BEYOND_ASCII
+        """Approximate tokens of these documents."""
+        ascii_tokens = (self.bytes - self.beyond_ascii) / BYTES_PER_TOKEN
+        return ascii_tokens + self.beyond_ascii / BEYOND_ASCII
 
 
 @dataclass

@@ -324,6 +324,32 @@ def test_pairs_are_measured_by_the_length_of_their_inputs(tmp_path: Path) -> Non
         look(input_tokens=129, sequence_length=64)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "columns", "steps"),
+    [
+        ("fine_tuning", {"form": "conversations", "layout": "prompt_answer"}, 13),
+        ("sequence_to_sequence", {"form": "pairs"}, 75),
+    ],
+)
+def test_short_examples_count_and_fill_the_rows_that_a_run_makes_of_them(
+    tmp_path: Path, recipe: str, columns: dict[str, str], steps: int
+) -> None:
+    """Cleaning keeps an example of any length. A chat template adds to each conversation more than
+    a short one has; a pair has a row of its own, whatever it leaves empty."""
+    keys = ("document", "summary") if recipe == "sequence_to_sequence" else ("prompt", "answer")
+    rows = [json.dumps(dict(zip(keys, (f"Which {n}?", "That."), strict=True))) for n in range(500)]
+    (tmp_path / "examples.jsonl").write_text("\n".join(rows))
+    wanted = settings(
+        tmp_path,
+        raw_corpus={"sources": [source(tmp_path / "examples.jsonl", examples=columns)]},
+        checkpoint={"recipe": recipe, "budget": {"steps": 4}},
+        clean_corpus={"split": {"held_out": 0.35}},
+    )
+    assert look_at(wanted, None).lines(None)[0].startswith("500 documents")
+    (told,) = re.findall(r"one pass takes about ([\d,]+) steps", preflight(wanted)[0])
+    assert int(told) == pytest.approx(steps, abs=1)
+
+
 @pytest.mark.fault(
     "settings and commands",
     "disk too small",
