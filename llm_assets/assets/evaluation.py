@@ -4,7 +4,6 @@ First the challenge, which `model_version` opens as well, to judge it. Then how 
 measured, what people see of it, and the stage.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -32,10 +31,10 @@ from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.state import ModelEntry, ModelVersion
 from llm_assets.runners.training import TrainingRunner
+from llm_assets.tracing.explain import read_samples
 from recipes.evaluation.exam import LIBRARIES as EXAM_LIBRARIES
 from recipes.evaluation.settings import (
     CODE_VERSION,
-    SAMPLES_NAME,
     SCORES_NAME,
     TASK_SCORES_NAME,
     EvaluationSettings,
@@ -353,13 +352,6 @@ def samples_view(evaluation: Artifact) -> dict[str, Any]:
     rows = [[_UNBROKEN.sub("\\1…", text) for text in row] for row in texts]
     heads = ["after", "the base model says", "the candidate says"]
     return {"samples": table(heads, rows)} if rows else {}
-
-
-def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
-    """Role to what that model wrote, from an `eval_metrics` artifact."""
-    content = (evaluation.path / SAMPLES_NAME).read_text()
-    samples: dict[str, list[dict[str, str]]] = json.loads(content)
-    return samples
 
 
 def _confusion(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -27,9 +28,9 @@ from llm_assets.board.pages import (
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
 from llm_assets.exam.questions import find_exam
 from llm_assets.registry.state import RegistryState
+from llm_assets.tracing.explain import read_samples
 from llm_assets.tracing.trace import Trace, Tracer, find_answers
 from recipes.evaluation.exam import read_questions
-from recipes.evaluation.settings import SAMPLES_NAME
 from serving.errors import unavailable
 
 SECONDS = 150.0
@@ -74,12 +75,15 @@ def routes(board: Board) -> list[BaseRoute]:
         # A base model answers the questions that its newest candidate was evaluated with.
         evaluation = own_evaluation or board.record.find_current("eval_metrics")
         exam = find_exam(evaluation) if evaluation else None
+        chats = board.record.find_current("clean_corpus") if board.settings.has_chats else None
         selected = number(request, "version", 0) or None
         return {
             "is_running": status is not None,
             "versions": list(_asked_versions(engines, state, shares, selected)),
             "selected": selected,
-            "examples": board.remember(find_examples, [evaluation, exam]) if evaluation else [],
+            "examples": (
+                board.remember(find_examples, [evaluation, exam, chats]) if evaluation else []
+            ),
             # The answer to an exam question ends with its line.
             "of_exam": exam is not None,
             "prompt": request.query_params.get("prompt", ""),
@@ -171,7 +175,7 @@ def _asked_versions(
             yield AskedVersion(version.version, label, serves, version.is_base, obstacle)
 
 
-def find_examples(evaluation: Artifact, exam: Artifact | None) -> list[str]:
+def find_examples(evaluation: Artifact, exam: Artifact | None, chats: Artifact | None) -> list[str]:
     """Prompts worth asking: questions of the exam, else beginnings of held-out text."""
     questions = (
         [question for question in read_questions(exam.path) if not question["placebo"]]
@@ -183,10 +187,8 @@ def find_examples(evaluation: Artifact, exam: Artifact | None) -> list[str]:
         (question["subject"], question["relation"]): str(question["question"])
         for question in questions[::-1]
     }
-    samples_by_role = json.loads((evaluation.path / SAMPLES_NAME).read_text())
-    sample_prompts = [
-        sample["prompt"] for samples in samples_by_role.values() for sample in samples
-    ]
+    samples = chain.from_iterable(read_samples(evaluation, chats).values())
+    sample_prompts = [sample["prompt"] for sample in samples]
     prompts = list(by_fact.values())[::-1]
     step = max(1, len(prompts) // MOST_EXAMPLES)
     return list(dict.fromkeys([*sample_prompts, *prompts[::step]]))[:MOST_EXAMPLES]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from artifacts.errors import UserError, shown_in_line
+from artifacts.examples import read_example
 from artifacts.shards.shard_set import text_numbers
 from artifacts.store.manifest import Manifest
-from artifacts.store.store import Store
+from artifacts.store.store import Artifact, Store
 from llm_assets.registry.card import describe_cost, describe_coverage, number, tell_story
 from llm_assets.registry.start import REMOVED, find_manifest, tell_removal
 from llm_assets.registry.state import ModelVersion, RegistryState
@@ -33,6 +35,7 @@ from llm_assets.tracing.training_text import (
     shards_of,
     stretches_of,
 )
+from recipes.evaluation.settings import SAMPLES_NAME
 from spark_jobs.runtime.parquet import open_parts
 
 ORDER = ("checkpoint", "base_model", "tokenized_shards", "study", "clean_corpus", "raw_corpus")
@@ -303,3 +306,24 @@ def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:
             # Of damaged pages, Arrow does not say which file has them.
             raise OSError(f"{part.path}: {error}") from error
     return texts
+
+
+Samples = dict[str, list[dict[str, str]]]
+
+
+def read_samples(evaluation: Artifact, chats: Artifact | None = None) -> Samples:
+    """Role to what that model wrote, from an `eval_metrics` artifact.
+
+    Given the clean corpus of chats, `prompt` is what was asked there, without a template, and
+    `answer` what was answered.
+    """
+    samples: Samples = json.loads((evaluation.path / SAMPLES_NAME).read_text())
+    if chats:
+        corpus = open_parts([chats.url], ["id", "example"])
+        for sample in chain.from_iterable(samples.values()):
+            for row in corpus.to_table(filter=pc.field("id") == sample["document"]).to_pylist():
+                messages = read_example(row["example"])["messages"]
+                # The first of each role.
+                turns = {message["role"]: message["content"] for message in reversed(messages)}
+                sample |= {"prompt": turns["user"], "answer": turns["assistant"]}
+    return samples

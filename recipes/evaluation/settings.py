@@ -32,10 +32,11 @@ class Metric(BaseModel):
     def of(self, task: str) -> "Metric":
         """What the documents of a task are measured by.
 
-        Usually the same; but a score that counts right examples says nothing of general text,
-        which is measured in bits then.
+        Usually the same; but general text has no answers, and a score that counts right examples
+        says nothing of it: it is measured in bits then.
         """
-        return BITS_PER_BYTE if task == GENERAL_TASK and self.higher_is_better else self
+        is_other = self.higher_is_better or self == ANSWER_BITS_PER_BYTE
+        return BITS_PER_BYTE if task == GENERAL_TASK and is_other else self
 
 
 ANSWER_BITS_PER_BYTE = Metric(

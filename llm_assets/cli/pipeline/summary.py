@@ -15,7 +15,7 @@ from artifacts.errors import shown
 from artifacts.progress import counted, format_duration
 from artifacts.shards.format import SPLITS
 from artifacts.store.store import Artifact
-from llm_assets.assets.evaluation import UNMEASURED, read_samples
+from llm_assets.assets.evaluation import UNMEASURED
 from llm_assets.assets.figures import loss_line
 from llm_assets.assets.verdict import read_verdict
 from llm_assets.cli.session import Session
@@ -23,6 +23,7 @@ from llm_assets.config import PipelineSettings, command
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.registry.card import number
+from llm_assets.tracing.explain import Samples, read_samples
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import Metric, Rounds
 from recipes.sections import BUDGETS
@@ -69,8 +70,10 @@ def print_summary(
         table.add_row(label, text)
     console.print()
     console.print(table, highlight=False)
-    _print_request(console, endpoint, current["eval_metrics"], settings.platform == "local")
-    _print_samples(console, current["eval_metrics"], record.find_current("exam"))
+    talks = current["clean_corpus"] if settings.has_chats else None
+    samples = read_samples(current["eval_metrics"], talks)
+    print_request(console, endpoint, samples, settings.platform == "local")
+    print_samples(console, samples, current["eval_metrics"], record.find_current("exam"))
     times = ", ".join(f"{stage} {duration:.0f} s" for stage, duration in stages.items())
     console.print(f"\n{times or 'Everything is up to date.'}", style="dim", highlight=False)
     console.print(
@@ -248,23 +251,28 @@ def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
 PROMPT_CHARACTERS, SHOWN_CHARACTERS = 80, 90
 
 
-def _print_request(
-    console: Console, endpoint: Mapping[str, Any], evaluation: Artifact, is_local: bool
+def print_request(
+    console: Console, endpoint: Mapping[str, Any], samples: Samples, is_local: bool
 ) -> None:
     """A line to paste into a shell, unbroken at any width, and how to trace the answer.
 
     For a local endpoint, the headers of the answer are shown: they have the request's id.
     """
-    samples = read_samples(evaluation).get("candidate")
-    start = " ".join(samples[0]["prompt"].split()) if samples else "This function returns"
+    sample = next(iter(samples.get("candidate", [])), {"prompt": "This function returns"})
+    start = " ".join(sample["prompt"].split())
     # Cut between words, where the script has any.
     prompt = shorten(start, PROMPT_CHARACTERS, placeholder="") or start[:PROMPT_CHARACTERS]
-    body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
+    url = endpoint["predict_url"]
+    body: dict[str, Any] = {"instances": [{"prompt": prompt, "max_tokens": 32}]}
+    if is_local and "answer" in sample:
+        url = f"{endpoint['url']}/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": sample["prompt"]}]}
     # Of a token, the name of its variable, which the shell fills in.
     headers = [endpoint.get("authorization"), "'Content-Type: application/json'"]
     options = " ".join(f"-H {header}" for header in headers if header)
     shown_with = "-si" if is_local else "-s"
-    line = f"curl {shown_with} {endpoint['predict_url']} {options} -d {quote(body)}"
+    content = quote(json.dumps(body, ensure_ascii=False))
+    line = f"curl {shown_with} {url} {options} -d {content}"
     console.print()
     console.print(escape(line), soft_wrap=True, highlight=False)
     if is_local:
@@ -272,10 +280,11 @@ def _print_request(
         console.print(f"{hint}: [bold]llm-assets trace --request ID[/]", highlight=False)
 
 
-def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None) -> None:
-    """What both models say in their own words: the first sentence of each answer to the exam, or,
-    without an exam, their continuations of one text."""
-    samples = read_samples(evaluation)
+def print_samples(
+    console: Console, samples: Samples, evaluation: Artifact, exam: Artifact | None
+) -> None:
+    """What both models say in their own words: the first sentence of each answer to the exam or,
+    without an exam, their continuations of one text or chat."""
     if not samples.get("base") or not samples.get("candidate"):
         return
     pairs = zip(samples["base"], samples["candidate"], strict=True)
@@ -293,7 +302,8 @@ def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None
         # The end of the prompt is what is continued.
         line = " ".join(one["prompt"].split())
         start = line if len(line) <= SHOWN_CHARACTERS else "… " + line[-SHOWN_CHARACTERS:]
-        rows = [(start, one["completion"].strip(), other["completion"].strip())]
+        completions = (model["completion"].strip() for model in (one, other))
+        rows = [(start, *completions, *filter(None, [one.get("answer")]))]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     columns = ((heading, 3, ""), ("base model", 2, "dim"), ("new model", 2, ""), ("correct", 1, ""))
     for name, ratio, style in columns[: len(rows[0])]:
