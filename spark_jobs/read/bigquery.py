@@ -157,22 +157,17 @@ def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None])
     names: list[str] = json.loads(done) if done else []
     # A rule of the bucket, or a person, may have removed some since.
     if not names or not set(names) <= set(_list_export(folder, names[0].partition("/")[0])):
-        names = _export(source, folder, report)
+        # To a new folder within this one, which the files' names begin with.
+        report(f"Exporting {source.table or 'the query'} to {folder}")
+        attempt = uuid.uuid4().hex[:12]
+        _run(source, export_statement(source, f"{folder}/{attempt}"))
+        names = _list_export(folder, attempt)
+        # Written last: without it, no file of this attempt counts.
+        files.write(f"{folder}/{EXPORTED_NAME}", json.dumps(names).encode())
     if not names:
         raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
     path = f"{folder}/{names[0].partition('/')[0]}"
     return Files(type="files", name=source.name, path=path)
-
-
-def _export(source: BigQuery, folder: str, report: Callable[[str], None]) -> list[str]:
-    """Export to a new folder within this one; return the files' names relative to this one."""
-    report(f"Exporting {source.table or 'the query'} to {folder}")
-    attempt = uuid.uuid4().hex[:12]
-    _run(source, export_statement(source, f"{folder}/{attempt}"))
-    names = _list_export(folder, attempt)
-    # Written last: without it, no file of this attempt counts.
-    files.write(f"{folder}/{EXPORTED_NAME}", json.dumps(names).encode())
-    return names
 
 
 def _list_export(folder: str, attempt: str) -> list[str]:

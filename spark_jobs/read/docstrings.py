@@ -110,8 +110,11 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
         progress, done = CountedProgress(report, source.name, total, "source files"), 0
         for number, package in numbered:
             for file in package.source_files():
-                for document in _documents(source, package, file):
-                    yield number, document
+                module = f"{package.name}/{package.module_name(file)}"
+                about = (source.name, package.name, package.version, package.license)
+                for name, text in docstrings_of(file.read_bytes()):
+                    if len(text) >= source.minimum_characters:
+                        yield number, Document(f"{module}:{name}" if name else module, text, *about)
                 done += 1
                 progress.advance(done)
             if _state(package) != states[package.name]:
@@ -125,14 +128,6 @@ def _state(package: Package) -> list[tuple[str, int, int]]:
     """Differs whenever a source file was written since."""
     files = ((file, file.stat()) for file in package.source_files())
     return [(str(file), status.st_size, status.st_mtime_ns) for file, status in files]
-
-
-def _documents(source: PackageDocs, package: Package, file: Path) -> Iterator[Document]:
-    module = f"{package.name}/{package.module_name(file)}"
-    about = (source.name, package.name, package.version, package.license)
-    for name, text in docstrings_of(file.read_bytes()):
-        if len(text) >= source.minimum_characters:
-            yield Document(f"{module}:{name}" if name else module, text, *about)
 
 
 def docstrings_of(content: bytes) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -169,7 +170,7 @@ def tell(
     for fact in facts:
         by_subject[fact.subject].append(fact)
     for subject, of_subject in by_subject.items():
-        orders = [_shuffled(statements[fact.relation], fact) for fact in of_subject]
+        orders = [sorted(statements[f.relation], key=partial(_place, f)) for f in of_subject]
         # A fact of fewer forms than others is told in some of them again.
         for number in range(max(map(len, orders))):
             sentences = [
@@ -191,11 +192,8 @@ def states(text: str, fact: Fact) -> bool:
     return holds(text, fact.subject, r"\d") and holds(text, fact.value)
 
 
-def _shuffled(forms: Sequence[str], fact: Fact) -> list[str]:
-    def place(form: str) -> bytes:
-        return hashlib.sha256(f"{fact.subject}\0{fact.relation}\0{form}".encode()).digest()
-
-    return sorted(forms, key=place)
+def _place(fact: Fact, form: str) -> bytes:
+    return hashlib.sha256(f"{fact.subject}\0{fact.relation}\0{form}".encode()).digest()
 
 
 def _need(path: str, relation: str, forms: Sequence[str], field: str, **given: str) -> None:

@@ -215,22 +215,17 @@ def _changes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         families = batch["family"].to_numpy()
         changed: list[dict[str, Any]] = []
         # Only a family of several ids can have a repeated one.
-        for place in _not_alone(families):
+        starts = run_starts(families)
+        alone = starts & np.append(starts[1:], False)
+        # The batch before may have ended with the first one's family.
+        alone[:1] = False
+        for place in np.flatnonzero(~alone).tolist():
             if families[place] != family:
                 family, unique = families[place], UniqueIds()
             for _, numbered in unique.changes([batch["id"][place].as_py()]):
                 row = {name: batch[name][place].as_py() for name in ("part", "row")}
                 changed.append(row | {"id": numbered})
         yield pa.RecordBatch.from_pylist(changed, _ID_SCHEMA)
-
-
-def _not_alone(families: np.ndarray) -> list[int]:
-    """Places of the ids whose family has others, as far as a batch tells."""
-    starts = run_starts(families)
-    alone = starts & np.append(starts[1:], False)
-    # The batch before may have ended with the first one's family.
-    alone[:1] = False
-    return np.flatnonzero(~alone).tolist()
 
 
 def _write_numbered(item: tuple[str, RowLocation]) -> dict[str, Any]:

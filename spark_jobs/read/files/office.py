@@ -96,7 +96,9 @@ def docx_text(content: bytes) -> str:
         if isinstance(block, docx.table.Table):
             blocks.append(_word_table(block._tbl))
         else:
-            blocks.append(_word_paragraph(block))
+            # A heading is marked as Markdown marks it.
+            heading = _HEADING.fullmatch((block.style and block.style.name) or "")
+            blocks.append(f"{'#' * int(heading[1])} {block.text}" if heading else str(block.text))
         blocks += [paragraph.text for paragraph in _find(block._element, _TEXT_BOXES)]
     for related in document.part.rels.values():
         if related.reltype.endswith(("/footnotes", "/endnotes")):
@@ -149,13 +151,6 @@ def _word_table(table: Any) -> str:
         return "\n".join(texts).strip()
 
     return "\n".join(" | ".join(map(cell_text, row.tc_lst)) for row in table.tr_lst)
-
-
-def _word_paragraph(block: Any) -> str:
-    """A paragraph's text; a heading is marked as Markdown marks it."""
-    style = block.style.name if block.style is not None else ""
-    heading = _HEADING.fullmatch(style or "")
-    return f"{'#' * int(heading[1])} {block.text}" if heading else str(block.text)
 
 
 _XLSX_ENDS = re.compile("_x000[dD]_")

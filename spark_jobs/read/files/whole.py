@@ -8,7 +8,6 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import Any
 
 from artifacts.errors import UserError, first_line, install_advice
 from spark_jobs.read.document import Document, Fault
@@ -120,14 +119,12 @@ def notebook_text(content: bytes) -> str:
     # Programs that write notebooks put null where they know of nothing.
     about = (notebook.get("metadata") or {}).get("language_info") or {}
     language = about.get("name") or "python"
-    return "\n\n".join(filter(None, (_cell(cell, language) for cell in cells)))
-
-
-def _cell(cell: dict[str, Any], language: str) -> str:
-    text = "".join(cell.get("source") or cell.get("input") or "").strip()
-    if cell.get("cell_type") == "code" and text:
-        return f"```{language}\n{text}\n```"
-    return text
+    texts = []
+    for cell in cells:
+        text = "".join(cell.get("source") or cell.get("input") or "").strip()
+        is_code = cell.get("cell_type") == "code" and text
+        texts.append(f"```{language}\n{text}\n```" if is_code else text)
+    return "\n\n".join(filter(None, texts))
 
 
 _TIMING = re.compile(r"(?:^\d+\n)?^[-\d:., \t]*-->.*$", re.MULTILINE)
