@@ -4,7 +4,9 @@ from collections.abc import Callable
 from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import partial
+from itertools import groupby
 from math import isfinite
+from operator import itemgetter
 from string import Formatter
 from typing import Any
 from uuid import UUID
@@ -125,20 +127,11 @@ def _id_of(look: Look, column: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a truth value"
-    # No float holds a whole number of hundreds of digits.
-    if isinstance(value, int) or (isinstance(value, float) and isfinite(value)):
-        return "a number"
-    if isinstance(value, float):
-        return "no number"
-    if value == "":
-        return "an empty string"
-    kinds = {list: "a list", dict: "an object", bytes: "binary data", str: "a text"}
-    matching = (name for kind, name in kinds.items() if isinstance(value, kind))
-    return next(matching, f"of the type {type(value).__name__}")
+    if value == "" or (isinstance(value, float) and not isfinite(value)):
+        return "an empty string" if value == "" else "no number"
+    kinds = {type(None): "null", bool: "a truth value", int: "a number", float: "a number"}
+    kinds |= {list: "a list", dict: "an object", bytes: "binary data", str: "a text"}
+    return kinds.get(type(value), f"of the type {type(value).__name__}")
 
 
 ALPACA = (
@@ -176,7 +169,7 @@ def _example(look: Look, columns: ExampleColumns) -> Example:
     if isinstance(columns, PreferenceColumns):
         return _preference(look, columns)
     if columns.layout == "messages":
-        return {"messages": _messages(look, columns.messages_column)}
+        return {"messages": _answered(_messages(look, columns.messages_column))}
     prompt, answer = (_text(look, column) for column in columns.columns)
     if columns.layout == "alpaca":
         # Optional in Alpaca's own data, where it is mostly an empty text.
@@ -184,6 +177,16 @@ def _example(look: Look, columns: ExampleColumns) -> Example:
         template = ALPACA_WITH_INPUT if text else ALPACA
         prompt = template.format(instruction=prompt, input=text)
     return {"messages": [_turn("user", prompt), _turn("assistant", answer)]}
+
+
+def _answered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A transcript as turns up to its last answer: what somebody writes in several messages is one
+    turn, and what a user says after the last answer, such as thanks, teaches nothing."""
+    turns = [
+        _turn(role, "\n\n".join(message["content"] for message in of_role))
+        for role, of_role in groupby(messages, key=itemgetter("role"))
+    ]
+    return turns[:-1] if [t["role"] for t in turns[-2:]] == ["assistant", "user"] else turns
 
 
 def _preference(look: Look, columns: PreferenceColumns) -> Example:

@@ -117,7 +117,7 @@ def _examples(records: list[ChunkRecord]) -> list[str]:
     return [example for record in records for example in record.examples][:MOST_EXAMPLES]
 
 
-CODE_VERSION = "19"
+CODE_VERSION = "20"
 LIBRARIES = frozenset({"datasets", "pyarrow"}) | EXTRACTORS
 """All libraries that may decide what is read."""
 
@@ -195,7 +195,13 @@ def write_snapshot(
             # Source by source: too many faults in one end the run before the next is read.
             records[source.name] = copy_source(chunks, source, Path(scratch), cache)
             judge_source(source, records[source.name])
-        files = _lay_out([Path(scratch) / name for name in file_names(records)], folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = []
+        for number, name in enumerate(file_names(records)):
+            files.append(folder / f"part-{number:05d}.parquet")
+            # Equal chunks, of one source named twice or of two, are one file.
+            if not link(Path(scratch) / name, files[-1]):
+                shutil.copyfile(Path(scratch) / name, files[-1])
     stats = snapshot_stats(records, [source.unread for source in opened.values()])
     return stats | {"repeated_ids": number_repeated_ids(files)}
 
@@ -218,16 +224,6 @@ def copy_source(
     key = cache_key("chunk", write_snapshot.__module__, [*LIBRARIES], settings=settings)
     keys = [hash_json({"of": key, "content": content}) for content in chunks.keys]
     return write_chunks(replace(chunks, keys=keys), folder, cache)
-
-
-def _lay_out(row_groups: list[Path], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"part-{number:05d}.parquet" for number in range(len(row_groups))]
-    # Equal chunks, of one source named twice or of two, are one file.
-    for file, target in zip(row_groups, files, strict=True):
-        if not link(file, target):
-            shutil.copyfile(file, target)
-    return files
 
 
 def libraries_of(opened: Mapping[str, OpenedSource]) -> set[str]:

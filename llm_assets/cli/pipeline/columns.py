@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from artifacts.errors import shown_in_line
 from artifacts.settings import value_at
 from spark_jobs.read.document import EXAMPLES, Fault
+from spark_jobs.read.files.markup import MARKUP
 from spark_jobs.read.files.rows import PROSE_WORDS, json_records, table_rows
 from spark_jobs.read.files.streams import BadFile, Content, SourceChanged, decode, wide_encoding_of
 from spark_jobs.read.formats import TABLES, FormatName
@@ -47,12 +48,13 @@ def plan_columns(
         `text_column` or `text_template`; formats without any column of text; notes.
     """
     counts: Counter[Columns] = Counter()
-    without, notes = [], []
+    without, notes, written = [], [], []
     for name in TABLES:
         of_format = [file for file in files if file.format.name == name]
         # By a hash of their names: the first ones by name may all be of one kind or year.
         sample = sorted(of_format, key=lambda item: hash64(item.name))[:SAMPLED_FILES]
         looks = [_look(source, file) for file in sample]
+        written += [str(row) for rows, _ in looks for row in rows]
         columns = [text_columns(rows) for rows, _ in looks]
         counts.update(filter(None, columns))
         faults = [fault for _, fault in looks if fault]
@@ -77,6 +79,15 @@ def plan_columns(
         settings = dict(ordered)
     for key, value in ordered:
         notes.append(f"tables read by `{key}` ({counts[key, value]:,}): {shown_in_line(value)}")
+    if any(map(MARKUP.search, written)):
+        settings["strip_html"] = True
+        notes.append("HTML in tables is read without its tags (`strip_html`)")
+    found = [*written, *(value for _, value in ordered)]
+    if any(mark in text for text in found for mark in ("\nAnswer: {", "'role': '")):
+        notes.append(
+            "questions and answers, or chats: this pipeline learns to continue them as text; to "
+            "learn to answer, set `recipe: fine_tuning` (llm-assets docs recipes)"
+        )
     return settings, without, notes
 
 

@@ -93,6 +93,19 @@ def all_text(markup: str) -> str:
     return "\n".join(filter(None, (line.translate(blanks).rstrip() for line in lines)))
 
 
+MARKUP = re.compile(r"</[a-z][a-z0-9]*\s*>|<br\s*/?>|&(?:[a-z]+|#\d+);", re.IGNORECASE)
+"""What a text with HTML has, and one that only compares, as in `a < b`, has not."""
+
+
+def without_html(value: Any) -> Any:
+    """A row whose texts have no tags."""
+    if isinstance(value, list):
+        return [without_html(item) for item in value]
+    if isinstance(value, dict):
+        return {key: without_html(item) for key, item in value.items()}
+    return all_text(value) if isinstance(value, str) and MARKUP.search(value) else value
+
+
 _SAFE = {"resolve_entities": False, "no_network": True, "huge_tree": True}
 """Without entities, which may multiply or fetch other files. Sizes are bounded where files are
 opened, and libxml2's own bound, 10 MB a text, is less than a document may have."""

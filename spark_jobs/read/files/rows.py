@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from artifacts.settings import value_at
 from artifacts.words import count_words
 from spark_jobs.read.document import Document, Fault
+from spark_jobs.read.files.markup import without_html
 from spark_jobs.read.files.streams import (
     LOOKED_AT,
     BadFile,
@@ -48,6 +49,7 @@ def _document(row: Any, content: Content, where: str, number: int) -> Document |
     """The document of a file's row, or what is wrong with it."""
     place = f"{content.file.shown}, {where}"
     own_id = f"{content.file.name}:{number}"
+    row = without_html(row) if content.source.strip_html else row
     document = as_document(row, content.source, place, own_id, content.file.name)
     if isinstance(document, Document):
         size = len(document.example or document.text)

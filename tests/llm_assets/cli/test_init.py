@@ -349,7 +349,25 @@ def test_columns_are_found_in_whatever_a_run_reads(
 
     assert chosen == columns and not without
     (key,) = columns
-    assert [note.partition("` (1)")[0] for note in notes] == [f"tables read by `{key}"]
+    assert notes[0].startswith(f"tables read by `{key}` (1)")
+
+
+@pytest.mark.parametrize(
+    ("row", "strips", "told"),
+    [
+        ({"question": "Which valve?", "answer": "<p>The ball valve.</p>"}, True, True),
+        ({"messages": [{"role": "user", "content": "Why?"}]}, False, True),
+        ({"body": "It holds if a < b, and else it does not."}, False, False),
+    ],
+)
+def test_html_and_conversations_in_tables_are_recognized(
+    tmp_path: Path, row: dict[str, object], strips: bool, told: bool
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    source = Files(type="files", path=str(tmp_path))
+    chosen, _, notes = plan_columns(source, find_files(source).files)
+    assert chosen.get("strip_html", False) is strips
+    assert any("`recipe: fine_tuning`" in note for note in notes) is told
 
 
 def test_a_table_that_is_removed_meanwhile_does_not_end_the_look_at_columns(tmp_path: Path) -> None:

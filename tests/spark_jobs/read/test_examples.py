@@ -92,6 +92,15 @@ def test_every_format_gives_every_form(form: str, name: str, tmp_path: Path) -> 
     assert only(source) == expected
 
 
+def test_of_html_in_columns_only_the_text_is_learned(tmp_path: Path) -> None:
+    """An answer that a ticket system exports with its tags must not be given with them."""
+    row = {"prompt": "Is 2 < 3?", "answer": "<p>Yes &amp; no.</p><p>Regards<br>Ada&nbsp;B.</p>"}
+    columns = {"form": "conversations", "layout": "prompt_answer"}
+    source = file_source(tmp_path / "a.jsonl", json.dumps(row), **columns) | {"strip_html": True}
+    prompt, answer = only(source)["messages"]
+    assert (prompt["content"], answer["content"]) == ("Is 2 < 3?", "Yes & no.\nRegards\nAda B.")
+
+
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache as the Hub's client lays it out, of one data set with two subsets."""
@@ -174,6 +183,25 @@ def test_one_array_of_alpaca_has_alpacas_prompt(tmp_path: Path) -> None:
 
 def talk(*messages: object) -> dict[str, Any]:
     return {"messages": list(messages)}
+
+
+@pytest.mark.parametrize(
+    ("messages", "turns"),
+    [
+        ([*TURNS, OTHER], TURNS),
+        ([*TURNS, OTHER, OTHER], TURNS),
+        (
+            [TURNS[0], OTHER, WORSE, TURNS[1]],
+            [OTHER | {"content": "Why?\n\nWhen?"}, WORSE | {"content": "No.\n\nSo."}],
+        ),
+    ],
+)
+def test_a_transcript_is_turns_up_to_its_last_answer(
+    messages: list[dict[str, str]], turns: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Chats of a support desk end with thanks, and one person writes several messages in a row."""
+    source = file_source(tmp_path / "a.jsonl", json.dumps(talk(*messages)), form="conversations")
+    assert only(source) == {"messages": turns}
 
 
 @pytest.mark.parametrize(
