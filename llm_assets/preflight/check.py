@@ -184,7 +184,7 @@ def tell_coverage(
     budget = settings.checkpoint.budget
     if not text.is_known or not text.tokens_to_train:
         return []
-    own_share, row_tokens = 1 - settings.checkpoint.replay_share, _step_tokens(settings)
+    own_share, row_tokens = _own_share(settings), _step_tokens(settings)
     planned = _planned_tokens(settings, text)
     steps = -(-planned // row_tokens)
     share = own_share * planned / text.tokens_to_train
@@ -219,8 +219,15 @@ def _planned_tokens(settings: PipelineSettings, text: TextEstimate) -> int:
     """Tokens that the budget amounts to; 0 for epochs over text that was not looked at."""
     budget = settings.checkpoint.budget
     if budget.epochs:
-        return round(budget.epochs * text.tokens_to_train / (1 - settings.checkpoint.replay_share))
+        return round(budget.epochs * text.tokens_to_train / _own_share(settings))
     return budget.tokens or (budget.steps or 0) * _step_tokens(settings)
+
+
+def _own_share(settings: PipelineSettings) -> float:
+    """The share of rows that neither replay other text nor were made of the text by `study`."""
+    study = settings.tokenized_shards.mixing.get("study")
+    derived = (study.share or 0) if study else 0
+    return (1 - settings.checkpoint.replay_share) * (1 - derived)
 
 
 def tokens_per_second() -> float:

@@ -256,6 +256,15 @@ def test_the_length_of_a_pass_is_told_in_the_unit_of_the_budget(
     assert re.search(rf"one pass takes about [\d,]+ steps \({told}\)", notes[0])
 
 
+def test_where_study_has_a_share_a_pass_over_the_text_takes_longer(tmp_path: Path) -> None:
+    steps = []
+    for more in ({}, {"study": {}, "tokenized_shards": {"mixing": {"study": {"share": 0.5}}}}):
+        notes = preflight(settings(tmp_path, checkpoint={"budget": {"steps": 1}}, **more))
+        (one_pass,) = re.findall(r"one pass takes about ([\d,]+) steps", notes[0])
+        steps.append(int(one_pass.replace(",", "")))
+    assert steps[1] == pytest.approx(2 * steps[0], abs=2)
+
+
 def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"sources": [source(tmp_path / "text", on_bad_file="quarantine")]}
     wanted = settings(tmp_path, raw_corpus=files)
