@@ -82,10 +82,9 @@ def routes(board: Board) -> list[Route]:
         made_of = clean.manifest.inputs.get("raw_corpus", "") if clean else ""
         cleaned = board.store.find_named("raw_corpus", made_of)
         # The current one comes first, and is not a past one.
-        past = board.record.known("raw_corpus")[1:]
-        past_clean = board.record.known("clean_corpus")[1:]
+        old, old_clean = (board.record.known(kind)[1:] for kind in ("raw_corpus", "clean_corpus"))
         find_clean = partial(board.store.find_named, "clean_corpus")
-        before = next(filter(None, map(find_clean, past_clean)), None)
+        before = next(filter(None, map(find_clean, old_clean)), None)
         pair = [clean, before]
         words = request.query_params.get("search", "").strip()
         if len(words) > MOST_SEARCHED:
@@ -100,20 +99,15 @@ def routes(board: Board) -> list[Route]:
         dropped = (
             board.remember(find_dropped, [clean, cleaned], hidden, MOST_COPIES) if clean else None
         )
-        share = ""
-        if champion and champion.coverage is not None:
-            share = describe_coverage(champion)
         return {
-            "previous_snapshot": find_manifest(board.store, "raw_corpus", past[0])
-            if past
-            else None,
+            "previous_snapshot": find_manifest(board.store, "raw_corpus", old[0]) if old else None,
             "raw": raw,
             "clean": clean,
             "before": before,
             "changes": board.remember(find_changes, pair, hidden) if all(pair) else {},
             "is_cleaned": raw and raw.fingerprint == made_of,
             "dropped": dropped,
-            "share": share,
+            "share": champion and champion.coverage is not None and describe_coverage(champion),
             "coverage": find_coverage(board),
             "most_times": MOST_TIMES,
             "most_counted": MOST_COUNTED,

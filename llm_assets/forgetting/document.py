@@ -122,9 +122,10 @@ def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
             f"It was read (source {row['source']}, {len(row['text']):,} characters) and then left "
             f"out by cleaning, which left out documents as: {told}."
         )
-    faults = [fault for fault in raw.stats["faults"] if identifier in fault]
-    for kind, names in raw.stats["unread_examples"].items():
-        faults += [f"It was not read ({kind})." for name in names if name == identifier]
+    named = (f"/{identifier}", f"'{identifier}'")
+    faults = [fault for fault in raw.stats["faults"] if any(name in fault for name in named)]
+    unread = raw.stats["unread_examples"].items()
+    faults += [f"It was not read ({kind})." for kind, names in unread if identifier in names]
     unknown = "No file or row of this id was read: `llm-assets check --all` lists what is not."
     return " ".join(faults) or unknown
 

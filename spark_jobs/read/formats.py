@@ -87,8 +87,6 @@ _TEXT_NAMES = (
     *("news", "notice", "readme", "todo"),
 )
 """Files without an ending."""
-_OPENED = "~$"
-"""Begins the file that Office puts beside each document that somebody has open; it says who."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,8 @@ _BY_ENDING = {form.ending: form for form in _formats()}
 def format_of(path: str) -> Format | None:
     """The format that a file's name says, or None where it says none that can be read."""
     name = path.rpartition("/")[2].lower()
-    if name.startswith(_OPENED):
+    # Office puts such a file beside each document that somebody has open.
+    if name.startswith("~$"):
         return None
     compression = None
     while (packed := "".join(name.rpartition(".")[1:])) in COMPRESSIONS:
@@ -136,7 +135,7 @@ def format_of(path: str) -> Format | None:
 def kind_of(path: str) -> str:
     """What a file that is not read is counted under: its ending, in lower case."""
     name = path.rpartition("/")[2].lower()
-    if name.startswith(_OPENED):
+    if name.startswith("~$"):
         return "lock file of an Office program"
     stem, dot, ending = name.rpartition(".")
     return dot + ending if dot and stem and len(ending) <= 12 else "no ending"
