@@ -91,7 +91,8 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
         entries = [entry for entry in forgotten if entry.id == identifier]
         earlier = _earlier_texts(record, state, runs, identifier)
         if not entries and not earlier:
-            raise UserError(f"{error} {_left_out(record.store, corpus, identifier)}") from None
+            listing = f"{error} `llm-assets check --all` lists files and rows that are not read."
+            raise UserError(_left_out(record.store, corpus, identifier) or listing) from None
         texts = list(dict.fromkeys(entry.text_hash for entry in entries if entry.text_hash))
         lessons = [lesson for of_text in lessons_of(runs, texts).values() for lesson in of_text]
         absence = "" if entries else str(error)
@@ -109,7 +110,7 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
 
 
 def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
-    """Why no clean corpus has a document of this id, as far as the stages tell."""
+    """Why no clean corpus has a document of this id; empty where the stages do not tell."""
     raw = store.find_named("raw_corpus", clean.manifest.inputs.get("raw_corpus", ""))
     if raw is None:
         return ""
@@ -119,15 +120,15 @@ def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
         reasons = [why for why, some in examples if any(one["id"] == identifier for one in some)]
         told = ", ".join(f"{why.replace('_', ' ')} {counts[why]:,}" for why in reasons or counts)
         return (
-            f"It was read (source {row['source']}, {len(row['text']):,} characters) and then left "
-            f"out by cleaning, which left out documents as: {told}."
+            f"{identifier!r} was read (source {row['source']}, {len(row['text']):,} characters), "
+            f"and then left out by cleaning, which left out documents as: {told}."
         )
     named = (f"/{identifier}", f"'{identifier}'")
     faults = [fault for fault in raw.stats["faults"] if any(name in fault for name in named)]
     unread = raw.stats["unread_examples"].items()
-    faults += [f"It was not read ({kind})." for kind, names in unread if identifier in names]
-    unknown = "No file or row of this id was read: `llm-assets check --all` lists what is not."
-    return " ".join(faults) or unknown
+    told = f"{identifier!r} was not read"
+    faults += [f"{told} ({kind})." for kind, names in unread if identifier in names]
+    return " ".join(faults)
 
 
 def _earlier_texts(

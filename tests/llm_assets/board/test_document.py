@@ -47,11 +47,11 @@ def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        ("short", r"was read \(source manual, 6 characters\) and .* left out .* as: too short 1."),
-        ("manual/0", r"was read \(source manual, 28 characters\) .* as: too short 1, template 2."),
+        ("short", r"was read \(source manual, 6 characters\), and .* left out .* as: too short 1."),
+        ("manual/0", r"was read \(source manual, 28 characters\), .* as: too short 1, template 2."),
         ("pay.pdf", "text/pay.pdf cannot be read as pdf"),
-        ("plan.dwg", r"It was not read \(.dwg\)"),
-        ("nowhere", "No file or row of this id was read: `llm-assets check --all` lists"),
+        ("plan.dwg", r"^'plan.dwg' was not read \(.dwg\)\.$"),
+        ("nowhere", "has no document 'nowhere'.* `llm-assets check --all` lists"),
     ],
 )
 def test_a_document_that_no_corpus_has_says_where_it_was_left_out(
