@@ -1,6 +1,6 @@
 """The first page: what the model has learned since the last version, and what is under way."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -11,15 +11,13 @@ import pyarrow.parquet as pq
 from starlette.requests import Request
 from starlette.routing import Route
 
-from artifacts.store.identity import Identity
-from artifacts.store.store import Artifact, Store, layout
+from artifacts.store.store import Artifact
 from llm_assets.board.pages import Board, find_behind, page_at
 from llm_assets.exam.questions import AnswerPair, exam_shares, find_exam, read_answers
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.explain import Exposure, exposures, read_texts
 from llm_assets.tracing.training_text import runs_behind
 from recipes.evaluation.settings import SCORES_NAME, Metric
-from recipes.spec import describe_hardware, describe_progress, read_metrics
 from spark_jobs.runtime.parquet import open_parts
 
 MOST_SHOWN = 8
@@ -84,11 +82,11 @@ def routes(board: Board) -> list[Route]:
         won = learned.won if learned else []
         # With an exam, the answers won already say what was learned from which document.
         new_text = find_new_text(board, state, champion) if champion and not won else NewText()
-        pipeline, making = board.status(), list(_making(board.store))
+        pipeline = board.status()
         is_local = board.settings.platform == "local"
         # Vertex AI is not asked.
         answering = pipeline["served"]["versions"] if pipeline["served"] else {}
-        is_busy = bool(pipeline["running"] or pipeline["machines"] or making)
+        is_busy = bool(pipeline["running"] or pipeline["machines"] or pipeline["making"])
         return {
             "state": state,
             "champion": champion,
@@ -101,7 +99,6 @@ def routes(board: Board) -> list[Route]:
             "is_local": is_local,
             "is_serving": champion and (not is_local or str(champion.version) in answering),
             "pipeline": pipeline,
-            "making": making,
             "refreshes": REFRESH_SECONDS if is_busy else None,
             "most_shown": MOST_SHOWN,
         }
@@ -222,12 +219,3 @@ def read_scores(evaluation: Artifact, role: str) -> dict[str, SizedScore]:
     scores = pq.read_table(evaluation.path / SCORES_NAME, columns=columns, filters=held_out)
     rows = zip(*(scores[name].to_pylist() for name in columns), strict=True)
     return {name: SizedScore(*row) for name, *row in rows if row[1] is not None and row[2]}
-
-
-def _making(store: Store) -> Iterator[tuple[Identity, str]]:
-    """What is being made, and how far a training is."""
-    for identity in store.in_the_making():
-        run = f"{store.root}/{layout.run(identity.fingerprint)}"
-        lines = read_metrics(run) if identity.kind == "checkpoint" else []
-        progress = describe_progress(lines) if lines else ""
-        yield identity, ", ".join(filter(None, [progress, describe_hardware(lines)]))

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from artifacts.errors import materialize_command
 from artifacts.reasons import reason_of
-from artifacts.store.store import Store
+from artifacts.store.store import Store, layout
 from llm_assets.cli.session import Session
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_status
@@ -105,10 +105,11 @@ def status_of(session: Session) -> dict[str, Any]:
 
     Keys: `pipeline`, `platform`, `champion` and `wanted` (version numbers, None before there are
     any), `served` (None if nothing answers, or if Vertex AI serves), `last_verdict` (of the
-    gate, with a person's last `decision` on that version), `running`, `waiting` (why sensors launch
-    nothing), `services` (name to state; None where they are down), `machines` (jobs on Google Cloud
-    with what they cost so far), `alarms` (each with `alert`, `text` and `remedy`) and `artifacts`
-    (asset to fingerprint and date).
+    gate, with a person's last `decision` on that version), `running`, `making` (each with `asset`,
+    `fingerprint` and `progress`), `waiting` (why sensors launch nothing), `services` (name to
+    state; None where they are down), `machines` (jobs on Google Cloud with what they cost so far),
+    `alarms` (each with `alert`, `text` and `remedy`) and `artifacts` (asset to fingerprint and
+    date).
     """
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
@@ -116,15 +117,22 @@ def status_of(session: Session) -> dict[str, Any]:
     activity, states = read_activity(Path.cwd(), session.settings), read_states(STATE_FOLDER)
     services = None if states is None else {service.name: service.state for service in states}
     machines, cloud_alarms = _machines(session.settings)
+    endpoint = endpoint_status(session.settings)
     alarms = find_alarms(session.settings, session.record.store, activity, services is not None)
     return {
         "pipeline": session.settings.name,
         "platform": session.settings.platform,
         "champion": champion.version if champion else None,
         "wanted": wanted.version if wanted else None,
-        "served": _served(session),
+        "served": endpoint
+        and {
+            "url": endpoint.url,
+            "phase": endpoint.phase,
+            "versions": {one.version: one.share for one in endpoint.routes if one.share > 0},
+        },
         "last_verdict": _last_verdict(state),
         "running": list(activity.runs),
+        "making": list(_making(session.record.store)),
         "waiting": list(activity.ticks),
         "services": services,
         "machines": machines,
@@ -153,6 +161,7 @@ def screen(status: dict[str, Any]) -> list[str]:
         f"served        {_describe(served, status['platform'])}",
         *_say_verdict(status["last_verdict"]),
         f"running       {', '.join(status['running']) or 'nothing'}",
+        *(f"making        {one['asset']} {one['progress']}".rstrip() for one in status["making"]),
         f"services      {', '.join(services) or 'down; `llm-assets up` starts them'}",
         *(f"waiting       {why}" for why in status["waiting"]),
         *(f"machines      {job}" for job in status["machines"]),
@@ -170,12 +179,20 @@ def screen(status: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _served(session: Session) -> dict[str, Any] | None:
-    endpoint = endpoint_status(session.settings)
-    if endpoint is None:
-        return None
-    shares = {route.version: route.share for route in endpoint.routes if route.share > 0}
-    return {"url": endpoint.url, "phase": endpoint.phase, "versions": shares}
+def _making(store: Store) -> Iterator[dict[str, str]]:
+    """What is being made, and how far a training is."""
+    for identity in store.in_the_making():
+        # Imported here, since it takes longer than the rest of the command.
+        from recipes.spec import describe_hardware, describe_progress, read_metrics
+
+        run = f"{store.root}/{layout.run(identity.fingerprint)}"
+        lines = read_metrics(run) if identity.kind == "checkpoint" else []
+        told = [describe_progress(lines) if lines else "", describe_hardware(lines)]
+        yield {
+            "asset": identity.kind,
+            "fingerprint": identity.fingerprint,
+            "progress": ", ".join(filter(None, told)),
+        }
 
 
 def _last_verdict(state: RegistryState) -> dict[str, Any] | None:

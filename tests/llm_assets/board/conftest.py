@@ -55,6 +55,7 @@ NOTHING: dict[str, Any] = {
     "wanted": None,
     "champion": None,
     "running": [f"run {HOSTILE}"],
+    "making": [],
     "waiting": [f"a sensor waits: {HOSTILE}"],
     "services": None,
     "machines": [],

@@ -17,6 +17,8 @@ from dagster import DagsterInstance, DagsterRunStatus
 from rich.console import Console
 
 from artifacts.settings import read_yaml
+from artifacts.store.identity import Identity
+from artifacts.store.store import Draft, layout
 from llm_assets.cli.main import commands
 from llm_assets.cli.pipeline.run import Progress
 from llm_assets.cli.session import use_this_folders_history
@@ -32,6 +34,7 @@ from llm_assets.history import (
     read_activity,
 )
 from llm_assets.registry.base import LocalRegistry
+from recipes.spec import METRICS_NAME
 from tests.conftest import Project
 from tests.dagster_services import daemon
 from tests.llm_assets.in_process import ANY_JOB, type_in
@@ -258,3 +261,21 @@ def test_where_all_is_printed_on_the_terminal_the_living_line_is_taken_away_befo
         print("a log of Dagster's")
         print("another")
     assert "\x1b[2Kanother\n" in terminal.getvalue()
+
+
+def test_status_says_how_far_a_training_is(project: Project) -> None:
+    store = project.record.store
+    training = Identity(kind="checkpoint", code_version="1")
+    step = {"step": 3, "steps": 9, "loss": 2.5, "seconds": 10.0, "tokens_per_second": 410.0}
+    told: list[str] = []
+
+    def train(draft: Draft) -> None:
+        run = Path(store.root) / layout.run(training.fingerprint)
+        run.mkdir(parents=True)
+        (run / METRICS_NAME).write_text(json.dumps(step) + "\n")
+        told.append(type_in(project, "status").output)
+
+    store.make(training, train)
+    progress = "step 3 of 9 · loss 2.500 · 410 tokens/s · about 1 min 0 s to go"
+    assert f"making        checkpoint {progress}\n" in told[0]
+    assert "making" not in type_in(project, "status").output
