@@ -156,6 +156,14 @@ def test_general_text_is_not_told_in_bits_of_answers() -> None:
     assert told["general text"] == "1.0000 -> 1.0000 bits per byte (+0.0%)"
 
 
+def test_scores_of_tasks_are_on_the_screen(made: Project) -> None:
+    evaluation = made.current("eval_metrics")
+    assert "other scores" not in dict(evaluation_lines(evaluation))
+    scores = {"base": {"value": 0.25}, "candidate": {"value": 0.5}}
+    evaluation.stats["metrics"] |= {"which_valve_acc": scores, "exam_closed_book_acc": scores}
+    assert dict(evaluation_lines(evaluation))["other scores"] == "which_valve_acc 0.2500 -> 0.5000"
+
+
 def test_the_round_that_decided_is_on_the_screen(made: Project) -> None:
     evaluation = made.current("eval_metrics")
     count = evaluation.stats["documents"]["held_out"]

@@ -176,7 +176,13 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         lines.append(
             (label, f"{number(base)} -> {number(candidate)} {task_metric.unit}{change}{basis}")
         )
-    return lines
+    of_text = ("held_out_", "general_", "exam_")
+    others = [
+        f"{name} {number(of['base']['value'])} -> {number(of['candidate']['value'])}"
+        for name, of in metrics.items()
+        if not name.startswith(of_text) and {"base", "candidate"} <= of.keys()
+    ]
+    return [*lines, ("other scores", ", ".join(others))] if others else lines
 
 
 def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
