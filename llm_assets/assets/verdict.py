@@ -5,7 +5,7 @@ the views that the UI shows, set from the same Markdown.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
@@ -36,7 +36,7 @@ from llm_assets.assets.stage import (
     stage,
     table,
 )
-from llm_assets.gate.verdict import CODE_VERSION, Comparison, ModelVersionSettings, Verdict
+from llm_assets.gate.verdict import CODE_VERSION, ModelVersionSettings, Verdict
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry import card
 from llm_assets.registry.card import FIGURES, number
@@ -69,6 +69,10 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
         )
         for c in comparisons
     ]
+    units = {
+        f"{c.unit} ({'above' if c.higher_is_better else 'below'} zero is better)"
+        for c in comparisons
+    }
     heads = ["comparison", "difference", "interval", "confidence", "measured on"]
     return {
         "summary": "promoted" if verdict.promoted else "rejected",
@@ -78,16 +82,10 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
         "comparisons": table(heads, rows),
         "differences": figures.intervals(
             "Candidate minus reference",
-            _units(comparisons),
+            ", ".join(sorted(units)),
             {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in comparisons},
         ),
     } | samples_view(evaluation)
-
-
-def _units(comparisons: Sequence[Comparison]) -> str:
-    """The unit of the compared figures, and which way is better."""
-    better = {(c.unit, "above" if c.higher_is_better else "below") for c in comparisons}
-    return ", ".join(f"{unit} ({side} zero is better)" for unit, side in sorted(better))
 
 
 def read_verdict(model_version: Artifact) -> Verdict:

@@ -94,9 +94,14 @@ def find_needs(settings: PipelineSettings) -> Base:
     if settings.study:
         # Raises if one of its files cannot be read.
         KnownFacts(settings.study)
-    is_local_run = (settings.training.runner or settings.platform) == "local"
-    if settings.eval_metrics.tasks and settings.checkpoint.answers_questions and is_local_run:
-        _need_tasks(settings)
+    wanted, runner = settings.eval_metrics, settings.training.runner or settings.platform
+    if wanted.tasks and settings.checkpoint.answers_questions and runner == "local":
+        measured, content = find_whole(settings, "eval_metrics"), wanted.content()
+        asked = measured.manifest.settings if measured else {}
+        # They are asked after training, and need not be loaded again if they were asked before.
+        if any(asked.get(key) != content.get(key) for key in ("tasks", "task_files")):
+            folders = [Path(wanted.task_folder)] if wanted.task_folder else []
+            load_tasks(wanted.lm_eval_tasks, folders)
     # As it was prepared here or, before that, as its source has it.
     artifact = find_whole(settings, "base_model")
     if artifact and (config := Path(artifact.url) / "config.json").exists():
@@ -165,15 +170,6 @@ def _unset(settings: PipelineSettings) -> list[str]:
             "set WANDB_API_KEY, or WANDB_MODE=offline to keep the figures here."
         )
     return notes
-
-
-def _need_tasks(settings: PipelineSettings) -> None:
-    """Load lm-eval's tasks, which are asked only after training, unless they were asked before."""
-    measured, wanted = find_whole(settings, "eval_metrics"), settings.eval_metrics
-    asked, content = measured.manifest.settings if measured else {}, wanted.content()
-    if any(asked.get(key) != content.get(key) for key in ("tasks", "task_files")):
-        folders = [Path(wanted.task_folder)] if wanted.task_folder else []
-        load_tasks(wanted.lm_eval_tasks, folders)
 
 
 def tell_coverage(

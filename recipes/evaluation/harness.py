@@ -96,27 +96,22 @@ def _faults_of(task: TaskSettings, manager: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # What is wrong with a task surfaces as errors of lm-eval, datasets, jinja or its own code.
-        if _is_of_machine(error):
+        # Imported here: settings load this module, and nothing before a training needs torch.
+        import torch
+
+        # torch raises most of what CUDA's libraries report as RuntimeError itself.
+        of_machine = isinstance(error, RuntimeError) and (
+            str(error).startswith(("CUDA", "cuDNN", "NCCL")) or reason_of(error) is not None
+        )
+        if of_machine or isinstance(error, MemoryError | torch.AcceleratorError):
             raise
+        # What is wrong with a task surfaces as errors of lm-eval, datasets, jinja or its own code.
         raise TaskFault(
             f"lm-eval cannot run the task {task.name!r} ({type(error).__name__}: "
             f"{first_line(error)}). Correct its file or `shots`, install what it needs, use tasks "
             "from local files where no hub can be reached, or leave the task out of "
             "`eval_metrics.tasks`."
         ) from error
-
-
-def _is_of_machine(error: Exception) -> bool:
-    """Whether memory ran out, or a device or one of its libraries failed."""
-    # Imported here: settings load this module, and nothing before a training needs torch.
-    import torch
-
-    if not isinstance(error, RuntimeError):
-        return isinstance(error, MemoryError)
-    # torch raises most of what CUDA's libraries report as RuntimeError itself.
-    of_device = str(error).startswith(("CUDA", "cuDNN", "NCCL"))
-    return of_device or isinstance(error, torch.AcceleratorError) or reason_of(error) is not None
 
 
 @lru_cache(maxsize=1)

@@ -44,12 +44,6 @@ class Interval:
         return {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
 
 
-def sum_by_cluster(clusters: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-    """Sum each column over the documents of a cluster: arrays of shape (distinct clusters,)."""
-    _, groups = np.unique(clusters, return_inverse=True)
-    return [np.bincount(groups, weights=column) for column in columns]
-
-
 FIRST_TERM = 2.3
 SPENDING_SUM = 1.5844867764
 """Of 1 / (n ln² n) over n = 2.3, 3.3, …: the parts are this series, which falls slowest among
@@ -83,10 +77,6 @@ class PairedEstimate:
     clusters: int
     skewness: float = 0.0
     """Of the differences; above zero for a few large losses."""
-
-    def is_gain(self, smallest_effect: float) -> bool:
-        """Whether the candidate is better for sure, and by enough as measured."""
-        return self.high < 0 and self.difference <= -smallest_effect
 
     def detectable(self, smallest_effect: float) -> float:
         """The gain that a measurement like this one finds with a probability of 80%."""
@@ -133,7 +123,8 @@ def is_decided(
     allowed = allowance(question.readable, rounds.share)
     at = level(question.lifetime_error, question.look, rounds)
     paired = estimate(differences, sizes, clusters, at, allowed)
-    if paired.is_gain(question.smallest_effect):
+    # The candidate is better for sure, and by enough as measured.
+    if paired.high < 0 and paired.difference <= -question.smallest_effect:
         return True
     # A single cluster gives no standard error yet.
     if not math.isfinite(paired.error):
@@ -189,7 +180,8 @@ def estimate(
         level: probability with which each bound may miss, 0 to 0.5.
         allowed: standard errors that both bounds lie farther out, see `allowance`.
     """
-    difference, size = sum_by_cluster(clusters, differences, sizes)
+    _, groups = np.unique(clusters, return_inverse=True)
+    difference, size = (np.bincount(groups, weights=column) for column in (differences, sizes))
     values = summarize(difference[None], size[None])
     value, error, skewness = (float(column[0]) for column in values)
     count = len(difference)

@@ -400,11 +400,9 @@ def _copied_files(folder: Path) -> list[Path]:
 
 def _licence_of_card(folder: Path) -> str:
     card = folder / "README.md"
-    if card.exists():
-        for line in card.read_text(errors="replace").splitlines():
-            if line.startswith("license:"):
-                return line.partition(":")[2].strip()
-    return "not stated"
+    text = card.read_text(errors="replace") if card.exists() else ""
+    named = re.search(r"^license:(.*)", text, re.MULTILINE)
+    return named[1].strip() if named else "not stated"
 
 
 def _describe(folder: Path) -> dict[str, Any]:
