@@ -568,3 +568,20 @@ def test_too_few_documents_left_by_cleaning_stop_a_run_before_training(
     for number, text in enumerate(tiny_texts(200, seed=1)):
         (project.folder / "text" / f"new {number}.txt").write_text(text)
     assert project.run("llm-assets", "check").returncode == 0
+
+
+def test_labeled_texts_are_read_one_a_row(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": text[0]} for text in tiny_texts(200)]
+    labeled = tmp_path / "labeled.jsonl"
+    labeled.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    budget = {"steps": 30, "global_batch_size": 4}
+    wanted = settings(
+        tmp_path,
+        raw_corpus={"sources": [source(labeled, examples={"form": "labeled"})]},
+        checkpoint={"recipe": "classification", "budget": budget},
+    )
+    (told,) = [note for note in preflight(wanted) if "steps read about" in note]
+    (share,) = re.findall(r"about ([\d.]+)% of the training text", told)
+    # All but the fifth or so that is held out or for validation.
+    trained = 200 * (1 - 0.4 - wanted.clean_corpus.split.validation)
+    assert float(share) == pytest.approx(100 * 30 * 4 / trained, rel=0.1), told
