@@ -108,8 +108,7 @@ def status_of(session: Session) -> dict[str, Any]:
     gate, with a person's last `decision` on that version), `running`, `making` (each with `asset`,
     `fingerprint` and `progress`), `waiting` (why sensors launch nothing), `services` (name to
     state; None where they are down), `machines` (jobs on Google Cloud with what they cost so far),
-    `alarms` (each with `alert`, `text` and `remedy`) and `artifacts` (asset to fingerprint and
-    date).
+    `alarms` (each with `alert`, `text`, `remedy`) and `artifacts` (asset to fingerprint and date).
     """
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")

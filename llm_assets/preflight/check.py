@@ -94,14 +94,13 @@ def find_needs(settings: PipelineSettings) -> Base:
     if settings.study:
         # Raises if one of its files cannot be read.
         KnownFacts(settings.study)
-    wanted, runner = settings.eval_metrics, settings.training.runner or settings.platform
-    if wanted.tasks and settings.checkpoint.answers_questions and runner == "local":
-        measured, content = find_whole(settings, "eval_metrics"), wanted.content()
+    asks, runner = settings.eval_metrics, settings.training.runner or settings.platform
+    if asks.tasks and settings.checkpoint.answers_questions and runner == "local":
+        measured, content = find_whole(settings, "eval_metrics"), asks.content()
         asked = measured.manifest.settings if measured else {}
         # They are asked after training, and need not be loaded again if they were asked before.
         if any(asked.get(key) != content.get(key) for key in ("tasks", "task_files")):
-            folders = [Path(wanted.task_folder)] if wanted.task_folder else []
-            load_tasks(wanted.lm_eval_tasks, folders)
+            load_tasks(asks.lm_eval_tasks, [Path(asks.task_folder)] if asks.task_folder else [])
     # As it was prepared here or, before that, as its source has it.
     artifact = find_whole(settings, "base_model")
     if artifact and (config := Path(artifact.url) / "config.json").exists():
