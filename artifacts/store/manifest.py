@@ -86,14 +86,17 @@ class OtherVersion(ValueError):
         )
 
 
-def load_with_checksum(content: bytes, record: type[Record]) -> Record:
+def load_with_checksum(content: bytes, record: type[Record], needed: bool = True) -> Record:
     """What `dump_with_checksum` wrote; raises ValueError, in words, where it is anything else, as
-    `OtherVersion` where only the fields are others."""
+    `OtherVersion` where only the fields are others. Unless it is `needed`, a record may have no
+    checksum, as those of early releases."""
     try:
         fields = json.loads(content)
         # Taken out first: the hash is that of all other fields. It is compared before these are
         # read: only in a record that is as it was written do other fields mean another version.
-        if fields.pop(CHECKSUM, None) != hash_json(fields):
+        if (checksum := fields.pop(CHECKSUM, None)) is None and needed:
+            raise ValueError("it has no checksum: an early release or an editor wrote it")
+        if checksum not in (None, hash_json(fields)):
             raise ValueError("it was changed after it was written")
         return record.model_validate(fields)
     except ValidationError as error:

@@ -169,9 +169,13 @@ class Registry(ABC):
                 )
             # `Store.update` calls this again if another writer was faster.
             states.clear()
-            for name, saved in ((STATE_NAME, content), (BACKUP_NAME, self._read(BACKUP_NAME))):
-                with contextlib.suppress(RegistryDamaged):
-                    states.extend([self._parse(name, saved)] if saved else [])
+            saved = {STATE_NAME: content, BACKUP_NAME: self._read(BACKUP_NAME)}
+            # One without a checksum may have been edited, so it counts only where no other is left,
+            # as in a store of an early release.
+            for needed in (True, False):
+                for name, one in () if states else saved.items():
+                    with contextlib.suppress(RegistryDamaged):
+                        states.extend([self._parse(name, one, needed)] if one else [])
             if not states:
                 raise RegistryDamaged(
                     f"{self.folder}/{BACKUP_NAME} cannot be read either. Restore "
@@ -282,9 +286,9 @@ class Registry(ABC):
             )
             raise self._damage(STATE_NAME, fault)
 
-    def _parse(self, name: str, content: bytes) -> RegistryState:
+    def _parse(self, name: str, content: bytes, needed: bool = True) -> RegistryState:
         try:
-            return load_with_checksum(content, RegistryState)
+            return load_with_checksum(content, RegistryState, needed)
         except OtherVersion as other:
             raise other.as_user_error(f"{self.folder}/{name}") from None
         except ValueError as fault:

@@ -530,8 +530,32 @@ def test_an_edited_state_is_refused(registry: Registry, has_checksum: bool) -> N
     if not has_checksum:
         del fields["checksum"]
     files.write(f"{registry.folder}/{STATE_NAME}", json.dumps(fields).encode())
-    with pytest.raises(RegistryDamaged, match=r"changed after it was written.*doctor --repair"):
+    with pytest.raises(RegistryDamaged, match=r"(written|no checksum).*doctor --repair"):
         registry.find("wanted")
+
+
+@pytest.mark.parametrize("newest_has_one", [False, True])
+def test_a_registry_of_a_release_without_checksums_is_taken_over_by_a_repair(
+    registry: Registry, newest_has_one: bool
+) -> None:
+    """Unless one that has its checksum is left: the other may be that one, edited."""
+    for weights in ("a", "b"):
+        judge(registry, weights)
+    expected = registry.state()
+    for name in (STATE_NAME, BACKUP_NAME):
+        content = files.find(f"{registry.folder}/{name}")
+        assert content is not None
+        fields = json.loads(content)
+        if name == STATE_NAME or not newest_has_one:
+            del fields["checksum"]
+        files.write(f"{registry.folder}/{name}", json.dumps(fields).encode())
+    with pytest.raises(RegistryDamaged, match=r"an early release .*doctor --repair"):
+        registry.state()
+    registry.restore()
+    found = registry.state()
+    assert len(found.versions) == len(expected.versions) - newest_has_one
+    if not newest_has_one:
+        assert found.aliases == expected.aliases and found.verdicts == expected.verdicts
 
 
 @pytest.mark.fault(
