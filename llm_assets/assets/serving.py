@@ -38,11 +38,12 @@ def wanted_version_serves(
     )
 
 
+# In no pool, like a rollback: a run that trains holds its pools until it ends, and an endpoint that
+# died is not to wait for it.
 @stage(
     code_version=CODE_VERSION,
     group="serving",
     kinds={"python"},
-    pool="registry",
     checks=[wanted_version_serves],
 )
 def endpoint(

@@ -392,7 +392,10 @@ def _decide_on_endpoint(
     question = TextQuestion(f"serve-{crash or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
     # What is decided already is served at once: blackouts and the budget are for training runs.
-    request = request_run(question, runs, now, history.ENDPOINT_SENSOR, is_limited=False)
+    # Where nothing answers, a training that takes hours is not waited for either.
+    request = request_run(
+        question, runs, now, history.ENDPOINT_SENSOR, is_limited=False, waits=not is_gone
+    )
     if isinstance(request, Wait):
         reason = f"Version {wanted.version} is wanted, but does not serve. {request.reason}"
         return replace(request, reason=reason)

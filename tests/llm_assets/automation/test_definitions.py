@@ -178,10 +178,10 @@ def test_jobs_of_the_launchpad_are_filled_in(defined: Definitions) -> None:
     assert retraining.run_config == {"ops": {"checkpoint": {"config": shown}}}
 
 
-def test_a_rollback_waits_for_no_pool(defined: Definitions) -> None:
+@pytest.mark.parametrize("job", ["rollback", "redeployment"])
+def test_a_rollback_and_a_dead_endpoint_wait_for_no_pool(defined: Definitions, job: str) -> None:
     """A run that trains holds those of all its steps until it ends."""
-    (step,) = defined.resolve_job_def("rollback").nodes
-    assert step.definition.pools == set()
+    assert all(step.definition.pools == set() for step in defined.resolve_job_def(job).nodes)
     training = defined.resolve_job_def("retraining")
     assert any("registry" in node.definition.pools for node in training.nodes)
 

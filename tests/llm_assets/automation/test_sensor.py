@@ -344,6 +344,19 @@ def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
             assert isinstance(found, RunRequest)
 
 
+def test_an_endpoint_that_died_is_not_left_dead_while_a_training_goes_on(
+    automated: Automated,
+) -> None:
+    automated.add()
+    training = automated.launch(automated.tick())
+    automated.cursor = None
+    automated.registry.roll_back("Ada", "it rambles")
+    assert f"Run {training[:8]}" in str(automated.tick("endpoint_follows")), "something answers"
+    automated.say_endpoint(GONE, "long ago", "serving")
+    again = automated.launch(automated.tick("endpoint_follows"))
+    assert f"Run {again[:8]} is under way for this" in str(automated.tick("endpoint_follows"))
+
+
 def test_an_endpoint_of_which_nothing_is_left_is_served_again(automated: Automated) -> None:
     """As on another machine, whose store is in a bucket: what it is doing is kept on each."""
     shutil.rmtree(automated.endpoint.folder)
