@@ -31,6 +31,9 @@ MOST_READ = 100
 """Of the newest events of an asset."""
 SECONDS = 10.0
 ENCRYPTED, STARTTLS = 465, 587
+# Dagster has no public names for these two; a test compares them with Dagster's own.
+DIED = "Run execution process for "
+WILL_RETRY_TAG = "dagster/will_retry"
 AUTHENTICATED = 235
 """A mail server's answer to a name and password that it accepts (RFC 4954)."""
 
@@ -93,8 +96,14 @@ def _failure(context: dg.RunStatusSensorContext) -> str:
     events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     failed = [event.dagster_event for event in events if event.dagster_event]
     reasons = [f"{step.step_key}: {failure_reason(step.step_failure_data)}" for step in failed]
-    # A run that could not be started has no step that failed.
-    reasons = reasons or [context.dagster_event.message or ""]
+    if not reasons:
+        # Dagster's failure of a run whose process was killed names no reason; an event before it
+        # does. A run that could not be started has neither.
+        events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+        died = [event.message.partition("] ")[2] for event in events if DIED in event.message]
+        reasons = died[-1:] or [context.dagster_event.message or ""]
+    if run.tags.get(WILL_RETRY_TAG) == "true":
+        reasons.append("It is launched again from the step that did not end.")
     # The message about verdicts is for runs that succeed, and this one will not.
     verdict = _verdict(context)
     reasons += [f"Before that: {verdict}"] * bool(verdict)

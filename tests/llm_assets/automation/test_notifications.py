@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+import dagster
 import pytest
 from dagster import DagsterError, DagsterRunStatus, Failure, MaterializeResult, asset, materialize
 from huggingface_hub import HfApi, get_session
@@ -195,6 +196,28 @@ def test_failed_runs_of_jobs_that_train_nothing_are_told_too(
     automated.tick("failed_runs_are_told")
     (told,) = webhook
     assert f"({job}) failed" in told
+
+
+def test_a_killed_run_is_told_with_dagsters_reason_and_that_it_is_launched_again(
+    automated: Automated, webhook: list[str]
+) -> None:
+    automated.tick("failed_runs_are_told")
+    instance = automated.instance
+    run = instance.get_run_by_id(automated.run_job(CLEANING))
+    assert run is not None
+    # As Dagster's own code reports the end of a run's process, and that it launches the run again.
+    private = Path(dagster.__file__).parent
+    assert f'f"{notifications.DIED}{{run.run_id}}"' in (private / "_grpc/server.py").read_text()
+    tags = (private / "_core/storage/tags.py").read_text()
+    assert 'WILL_RETRY_TAG = f"{SYSTEM_TAG_PREFIX}will_retry"' in tags
+    reason = f"{notifications.DIED}{run.run_id} was terminated by signal 9 (SIGKILL)."
+    instance.report_engine_event(f"[DagsterApiServer] {reason}", run)
+    instance.add_run_tags(run.run_id, {notifications.WILL_RETRY_TAG: "true"})
+    instance.report_run_failed(run)
+    automated.tick("failed_runs_are_told")
+    (told,) = webhook
+    assert f"({CLEANING}) failed. {reason}" in told, "no reason that names nothing"
+    assert told.endswith("It is launched again from the step that did not end.")
 
 
 def test_of_several_failed_runs_none_is_told_again_where_one_cannot_be_told(
