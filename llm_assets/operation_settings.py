@@ -1,5 +1,6 @@
 """Settings of what happens by itself, who is told, and what is kept; no Dagster here."""
 
+import os
 import re
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -225,6 +226,17 @@ class NotificationSettings(Settings):
     def is_on(self) -> bool:
         """Whether anybody is told."""
         return self.webhook_variable is not None or self.email is not None
+
+    def unset(self) -> list[str]:
+        """Warnings about variables that messages need and that this environment does not have."""
+        password = self.email and self.email.password_variable
+        variables = {"webhook_variable": self.webhook_variable, "email.password_variable": password}
+        return [
+            f"`notifications.{key}` names {variable}, which is not set here; without it where "
+            "`llm-assets up` or the daemon is started, nothing is sent that way."
+            for key, variable in variables.items()
+            if variable and not os.environ.get(variable)
+        ]
 
 
 class RetentionSettings(Settings):

@@ -143,22 +143,7 @@ def foresee(
                 "set `store` to another disk."
             )
     held_out = foresee_held_out(settings, text, is_judged)
-    return [*tell_coverage(settings, text), *held_out, *_unset(settings)]
-
-
-def _unset(settings: PipelineSettings) -> list[str]:
-    """Warnings about unset variables that are needed; the daemon's environment may have them."""
-    notifications = settings.notifications
-    variables = {
-        "webhook_variable": notifications.webhook_variable,
-        "email.password_variable": notifications.email and notifications.email.password_variable,
-    }
-    notes = [
-        f"`notifications.{key}` names {variable}, which is not set here; without it where "
-        "`llm-assets up` or the daemon is started, nothing is sent that way."
-        for key, variable in variables.items()
-        if variable and not os.environ.get(variable)
-    ]
+    notes = [*tell_coverage(settings, text), *held_out, *settings.notifications.unset()]
     has_key = bool(os.environ.keys() & {"WANDB_API_KEY", "WANDB_MODE"})
     # `wandb login` writes the key to this file.
     if settings.checkpoint.logging.weights_and_biases and not (

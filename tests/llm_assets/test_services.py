@@ -1,5 +1,6 @@
 """Programs that are kept running, by a real supervisord: killed, ended, left behind."""
 
+import json
 import os
 import shutil
 import signal
@@ -125,6 +126,48 @@ def test_an_address_at_which_nothing_listens_is_not_told(
     told = CliRunner().invoke(commands, ["up", "--port", "3100"])
     assert told.exit_code == 0 and "are already running" in told.stdout
     assert "http://" not in told.stdout and str(state / "supervisord.conf") in told.stdout
+
+
+def test_secrets_that_are_not_set_are_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from cron, whose environment is all but empty."""
+    manual = {
+        "name": "manual",
+        "raw_corpus": {"sources": [{"type": "files", "path": "text"}]},
+        "base_model": {"folder": "model"},
+        "endpoint": {"token_variable": "NO_TOKEN"},
+        "notifications": {"webhook_variable": "NO_HOOK"},
+    }
+    (tmp_path / "manual.yaml").write_text(json.dumps(manual))
+    (tmp_path / "dagster.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CONFIG_VARIABLE, "manual.yaml")
+    told = CliRunner().invoke(commands, ["up"])
+    assert told.exit_code == 1 and "NO_TOKEN, which is not set" in str(told.exception) + told.output
+    assert not (tmp_path / services.STATE_FOLDER).exists()
+    monkeypatch.setenv("NO_TOKEN", "secret")
+    monkeypatch.setattr(services, "bring_up", lambda *_: None)
+    told = CliRunner().invoke(commands, ["up"])
+    assert told.exit_code == 0 and "NO_HOOK, which is not set here" in told.stderr
+
+
+def test_a_module_that_an_earlier_release_had_is_refused_before_no_run_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "{type: files, path: text}"
+    (tmp_path / "manual.yaml").write_text(
+        f"{{name: manual, raw_corpus: {{sources: [{source}]}}, base_model: {{folder: model}}}}"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CONFIG_VARIABLE, "manual.yaml")
+    monkeypatch.setattr(services, "bring_up", lambda *_: None)
+    for module, code in (("llm_assets.automation.run_launcher", 1), ("gone.away", 1), ("json", 0)):
+        section = {"module": module, "class": "WatchfulRunLauncher"}
+        (tmp_path / "dagster.yaml").write_text(json.dumps({"run_launcher": section}))
+        told = CliRunner().invoke(commands, ["up"])
+        assert told.exit_code == code, module
+        assert not code or f"`run_launcher` names {module}" in str(told.exception) + told.output
 
 
 def test_of_two_that_start_the_services_at_once_one_waits_and_finds_them(

@@ -1,20 +1,24 @@
 """Commands that keep a project going: its store, its services, its documentation."""
 
 import importlib.metadata
+import importlib.util
 import json
 import signal
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import click
 
 from artifacts.errors import UserError, shown
+from artifacts.settings import read_yaml
 from llm_assets import services
 from llm_assets.cli.commands.options import json_option
 from llm_assets.cli.session import open_session, use_this_folders_history
 from llm_assets.config import command, config_path, load_settings
 from llm_assets.settings_file import did_you_mean
+from serving.settings import bearer_token
 
 ENDING = {signal.SIGTERM, signal.SIGINT}
 PORT = click.IntRange(1, 65535)
@@ -113,9 +117,23 @@ def up(port: int, board_port: int, wait: bool) -> None:
       llm-assets --config config/manuals.yaml up --port 3100
       llm-assets up --wait      as the main program of a container
     """
-    # Before anything is started: services would fail again and again on faulty settings.
-    load_settings(config_path())
+    # Before anything is started: services would fail again and again on faulty settings, and the
+    # daemon would find out only when it has something to send that its secrets are not there.
+    settings = load_settings(config_path())
+    bearer_token(settings.endpoint)
+    for line in settings.notifications.unset():
+        click.echo(shown(line), err=True)
     use_this_folders_history()
+    for name, section in (read_yaml(Path("dagster.yaml")) or {}).items():
+        module = section.get("module") if isinstance(section, dict) else None
+        # Dagster would notice only when a run is to start, and tell only the daemon's log.
+        with suppress(ModuleNotFoundError):
+            if module is None or importlib.util.find_spec(module):
+                continue
+        raise UserError(
+            f"dagster.yaml: `{name}` names {module}, which is not installed here, so no run could "
+            "start. If an earlier version of llm-assets had it, take that section out."
+        )
     services.bring_up(
         Path.cwd(), config_path(), port, board_port, lambda line: click.echo(shown(line))
     )
