@@ -157,6 +157,13 @@ def test_the_ticks_of_a_pipeline_with_a_prefix_alarm_as_well(project: Project) -
     assert matcher.op == promql_parser.MatchOp.Re and matcher.name == "name"
 
 
+def test_no_alert_adds_up_pipelines_whose_daemons_and_endpoints_are_their_own() -> None:
+    """A daemon that is silent was hidden by that of another pipeline in the same Prometheus."""
+    for rule in RULES:
+        over_all = re.search(r"\b(?:sum|max|min|avg|count)\b(?! by \(instance\b)", rule["expr"])
+        assert over_all is None, rule["alert"]
+
+
 def test_the_interval_of_a_sensor_is_told_beside_its_ticks(project: Project) -> None:
     project.configure(automation={"check_seconds": 7200})
     project.run_well("dagster", "sensor", "start", TEXT_SENSOR)
