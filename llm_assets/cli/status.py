@@ -166,7 +166,10 @@ def screen(status: dict[str, Any]) -> list[str]:
         *(f"machines      {job}" for job in status["machines"]),
         *(f"alarm         {Alarm(**alarm)}" for alarm in status["alarms"]),
     ]
-    if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
+    # What serves on Vertex AI is not asked here.
+    is_known = served or status["platform"] == "local"
+    serving = served["versions"] if served else {}
+    if is_known and status["wanted"] is not None and str(status["wanted"]) not in serving:
         lines.append(
             "The wanted version is not serving. To serve it: " + materialize_command("endpoint")
         )

@@ -237,6 +237,13 @@ def test_status_does_not_say_that_an_endpoint_of_vertex_ai_is_down(project: Proj
     assert "served        not running" in screen(here)
     (line,) = [one for one in screen(here | {"platform": "google_cloud"}) if one[:8] == "served  "]
     assert "Vertex AI" in line
+    wanted = here | {"wanted": 1}
+    # A person who sees that nothing answers is told how to change that.
+    told = [
+        any("To serve it: " in line for line in screen(wanted | {"platform": name}))
+        for name in ("local", "google_cloud")
+    ]
+    assert told == [True, False]
 
 
 def test_what_others_print_stays_off_the_terminal_while_a_line_is_alive_there(
