@@ -118,18 +118,6 @@ async def test_engine_that_stands_still_for_good_is_replaced(
 
 
 @in_event_loop
-async def test_engine_whose_server_and_log_are_gone_is_started_again(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    async with started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=SERVER)) as one:
-        (tmp_path / "engine.log").unlink()
-        engine = psutil.Process(one.pid)
-        (server,) = engine.children()
-        server.kill()
-        await replaced(one, engine)
-
-
-@in_event_loop
 async def test_the_log_of_a_server_that_says_much_has_a_bounded_size(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +158,7 @@ async def test_a_dead_server_whose_process_lives_is_replaced_while_clients_ask(
 
 
 @in_event_loop
-async def test_what_a_server_leaves_behind_keeps_no_engine_ready(
+async def test_what_a_server_leaves_behind_keeps_no_engine_ready_though_the_log_is_gone(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     """Its program goes on for as long as that takes to end, and takes no request meanwhile."""
@@ -180,6 +168,7 @@ async def test_what_a_server_leaves_behind_keeps_no_engine_ready(
         exec SERVER $1""",
     )
     async with started(tiny_model_folder, tmp_path, engine=engine) as one:
+        (tmp_path / "engine.log").unlink()
         program = psutil.Process(one.pid)
         (server,) = (each for each in program.children() if SERVER[2] in each.cmdline())
         server.kill()

@@ -1,17 +1,22 @@
 """llama.cpp's own server as the engine, which gives no log-probabilities of a prompt."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from artifacts.errors import UserError
 from serving import endpoint as process
+from serving.engine.openai_model import OpenAIModel
+from serving.engine.protocol import Refused
 from serving.rollout import RolloutFailed
 from serving.settings import OpenAIEngine
-from tests.serving.conftest import Client, served
+from tests.serving.conftest import Client, chunks_of, generate_request, served
 from tests.serving.test_comparison import desired, judge, version_that_serves
+from tests.stand_ins import openai_without_echo
+from tests.stand_ins.http_server import start_http_server
 from tests.tiny import train_tiny_model
 
 
@@ -68,12 +73,11 @@ def test_it_gets_traffic_where_it_serves_what_was_judged(
 
 @pytest.mark.parametrize("what", ["ignored", "counted"])
 def test_a_bias_that_is_ignored_or_counted_proves_nothing(
-    tmp_path: Path, tiny_model_folder: Path, conversions: Path, what: str
+    tiny_model_folder: Path, what: str
 ) -> None:
-    program = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}", what)
-    engine, judged = OpenAIEngine(command=program), judge(tiny_model_folder)
-    try:
-        with pytest.raises(UserError, match=r"nothing shows that its engine serves .*unchecked"):
-            process.start(tmp_path, desired(tiny_model_folder, judged, conversions, engine=engine))
-    finally:
-        process.stop(tmp_path)
+    server = start_http_server(partial(openai_without_echo.answer, what))
+    engine = OpenAIEngine(address=f"{server.url}/v1", model="default")
+    model = OpenAIModel(tiny_model_folder, engine)
+    scored = generate_request(prompt="The valve", max_tokens=0, echo=True, logprobs=True)
+    with pytest.raises(Refused, match="Only no echo is supported"):
+        asyncio.run(chunks_of(model, scored))

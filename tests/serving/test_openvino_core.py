@@ -62,16 +62,10 @@ print(process.memory_full_info().uss - before)
 """
 
 
-@pytest.mark.parametrize(
-    ("weights", "instructions", "threads", "most"),
-    [("bf16", AVX2, 1, 1.5), ("int8", AVX2, 1, 1.0), ("bf16", {}, 1, 1.5), ("bf16", {}, 2, 1.5)],
-)
-def test_weights_are_held_once_and_in_no_more_bits_than_asked_for(
-    weights: Weights, instructions: dict[str, str], threads: int, most: float, tmp_path: Path
-) -> None:
-    """OpenVINO would compute with weights in 32 bits where the processor does: twice the memory,
-    and half the speed for one client. With AMX, it would keep most of bfloat16's weights twice, and
-    end in SIGFPE with one thread."""
+@pytest.fixture(scope="module")
+def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose weights are most of what its engine holds; converted to each precision once."""
+    folder = tmp_path_factory.mktemp("large")
     config = LlamaConfig(
         vocab_size=300,
         hidden_size=1_024,
@@ -82,12 +76,26 @@ def test_weights_are_held_once_and_in_no_more_bits_than_asked_for(
         max_position_embeddings=512,
         tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "model")
-    (stored,) = (tmp_path / "model").glob("*.safetensors")
-    (tmp_path / "converted").mkdir()
-    convert_model(tmp_path / "model", tmp_path / "converted", weights)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder / "model")
+    for weights in ("bf16", "int8"):
+        (folder / weights).mkdir()
+        convert_model(folder / "model", folder / weights, weights)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("weights", "instructions", "threads", "most"),
+    [("bf16", AVX2, 1, 1.5), ("int8", AVX2, 1, 1.0), ("bf16", {}, 1, 1.5), ("bf16", {}, 2, 1.5)],
+)
+def test_weights_are_held_once_and_in_no_more_bits_than_asked_for(
+    weights: Weights, instructions: dict[str, str], threads: int, most: float, large_folder: Path
+) -> None:
+    """OpenVINO would compute with weights in 32 bits where the processor does: twice the memory,
+    and half the speed for one client. With AMX, it would keep most of bfloat16's weights twice, and
+    end in SIGFPE with one thread."""
+    (stored,) = (large_folder / "model").glob("*.safetensors")
     used = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path / "converted"), weights, str(threads)],
+        [sys.executable, "-c", MEMORY, str(large_folder / weights), weights, str(threads)],
         capture_output=True,
         text=True,
         check=True,

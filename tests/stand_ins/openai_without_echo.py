@@ -1,17 +1,20 @@
 """A server with OpenAI's completions that refuses `echo`; it writes one word.
 
-`python -m tests.stand_ins.openai_without_echo PORT [WHAT]`: with WHAT it tells log-probabilities of
+`python -m tests.stand_ins.openai_without_echo PORT`. With a `bias`, it tells log-probabilities of
 its answer, in which a bias for a token is "ignored" or "counted".
 """
 
 import json
 import sys
 import threading
+from functools import partial
 
 from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 
 
-def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+def answer(
+    bias: str | None, method: str, path: str, headers: dict[str, str], body: bytes
+) -> Answer:
     if method == "GET":
         return json_answer(200, {"object": "list", "data": []})
     asked = json.loads(body)
@@ -19,9 +22,9 @@ def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answ
         refusal = {"message": "Only no echo is supported", "type": "invalid_request_error"}
         return json_answer(400, {"error": refusal})
     told = None
-    if BIAS and asked.get("logprobs"):
-        (token,) = asked.get("logit_bias") if BIAS == "counted" else ["word"]
-        told = {"tokens": [token], "token_logprobs": [-1e-6 if BIAS == "counted" else -0.1]}
+    if bias and asked.get("logprobs"):
+        (token,) = asked.get("logit_bias") if bias == "counted" else ["word"]
+        told = {"tokens": [token], "token_logprobs": [-1e-6 if bias == "counted" else -0.7]}
     choice = {"index": 0, "text": " word", "logprobs": told, "finish_reason": "length"}
     usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": 1, "total_tokens": 1}
     whole = {"object": "text_completion", "choices": [choice], "usage": usage}
@@ -31,6 +34,6 @@ def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answ
     return 200, [("content-type", "text/event-stream")], events
 
 
-BIAS = next(iter(sys.argv[2:]), None)
-start_http_server(answer, int(sys.argv[1]))
-threading.Event().wait()
+if __name__ == "__main__":
+    start_http_server(partial(answer, None), int(sys.argv[1]))
+    threading.Event().wait()
