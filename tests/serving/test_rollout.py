@@ -73,7 +73,7 @@ def load(client: Client) -> Iterator[list[tuple[int, str]]]:
 
     def ask() -> None:
         # A pause leaves a machine of two cores time to start the other engine.
-        time.sleep(0.03)
+        time.sleep(0.1)
         answer = client.complete(max_tokens=10)
         answers.append((answer.status_code, answer.headers.get("x-model-version", "")))
 
