@@ -26,8 +26,8 @@ class Certificates:
     server_key: bytes
 
 
-def _private_key() -> rsa.RSAPrivateKey:
-    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+def _private_key(bits: int = 2048) -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=bits)
 
 
 def _pem(key: rsa.RSAPrivateKey) -> bytes:
@@ -89,7 +89,8 @@ class ServiceAccountKey:
     """A service-account key file, and the public half that checks what it signed."""
 
     def __init__(self, path: Path, project: str, token_uri: str, account: str) -> None:
-        key = _private_key()
+        # Each client looks for the primes of the key that it reads, for long where they are large.
+        key = _private_key(bits=1024)
         self.path, self.account = path, account
         self.public_pem = key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

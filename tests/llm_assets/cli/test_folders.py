@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,9 +12,12 @@ from artifacts.errors import UserError
 from llm_assets.cli.pipeline.init import write_pipeline
 from llm_assets.config import load_settings
 from llm_assets.preflight.check import preflight
+from recipes.model.base_model import BaseModelSettings
 from spark_jobs.read.snapshot import write_snapshot
 from tests.conftest import ROOT
 from tests.folders import FOLDERS, files_in, own_text, try_folder, write_folder
+from tests.forked import Surroundings, start_command
+from tests.waiting import WAIT_SECONDS
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 ROWS = re.findall(r"^\| .+ \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|", PAGE, re.MULTILINE)
@@ -41,7 +42,9 @@ ALL_SORTS = ("mixed_share", "tickets", "five_files")
     "name",
     [pytest.param(one, marks=() if one in ALL_SORTS else pytest.mark.soak) for one in FOLDERS],
 )
-def test_a_folder_is_read_or_told_apart_before_any_work(tmp_path: Path, name: str) -> None:
+def test_a_folder_is_read_or_told_apart_before_any_work(
+    tmp_path: Path, tiny_model_folder: Path, name: str
+) -> None:
     folder = write_folder(tmp_path, name)
 
     started = write_pipeline(folder, None, tmp_path / "made.yaml")
@@ -49,7 +52,9 @@ def test_a_folder_is_read_or_told_apart_before_any_work(tmp_path: Path, name: st
 
     if name == "five_files":
         with pytest.raises(UserError, match=r"at least 78 different documents.*run --unjudged"):
-            preflight(settings)
+            # The default base model takes longer to read.
+            base = BaseModelSettings(folder=str(tiny_model_folder))
+            preflight(settings.model_copy(update={"base_model": base}))
     else:
         assert started.obstacle is None
     stats = write_snapshot(own_text(settings), tmp_path / "raw", lambda line: None)
@@ -101,12 +106,12 @@ def test_a_folder_without_text_is_told_what_it_has_and_nothing_is_written(
 
 
 def test_of_two_people_who_begin_at_once_one_is_told(tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("llm-assets")), "init"]
-    command += [str(write_folder(tmp_path, "five_files")), "--output", str(tmp_path / "made.yaml")]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = sorted(one.communicate(timeout=300)[1] for one in both)
-    assert sorted(one.returncode for one in both) == [0, 1]
-    assert "made.yaml already exists" in said[1]
+    folder = write_folder(tmp_path, "five_files")
+    command = ["llm-assets", "init", str(folder), "--output", str(tmp_path / "made.yaml")]
+    surroundings = Surroundings(tmp_path, dict(os.environ), tmp_path / "said.txt")
+    both = [start_command(command, surroundings) for _ in range(2)]
+    assert sorted(one.wait(WAIT_SECONDS) for one in both) == [0, 1]
+    assert surroundings.output.read_text().count("made.yaml already exists") == 1
     assert load_settings(tmp_path / "made.yaml").name == "five_files"
 
 

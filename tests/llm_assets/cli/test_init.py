@@ -5,12 +5,13 @@ import re
 import shlex
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from artifacts.errors import CONFIG_VARIABLE, UserError, make_command
@@ -54,8 +55,20 @@ def start(folder: Path) -> InitResult:
     return write_pipeline(folder, None, folder.parent / "made.yaml")
 
 
-def settings_for(folder: Path) -> PipelineSettings:
-    return load_settings(start(folder).path)
+Small = Callable[[InitResult], PipelineSettings]
+
+
+@pytest.fixture
+def small(tiny_model_folder: Path) -> Small:
+    """Reads what `init` wrote, with a base model that takes less reading than the default one."""
+
+    def read(started: InitResult) -> PipelineSettings:
+        content = yaml.safe_load(started.path.read_text())
+        content["base_model"] = {"folder": str(tiny_model_folder)}
+        started.path.write_text(yaml.safe_dump(content))
+        return load_settings(started.path)
+
+    return read
 
 
 @pytest.fixture
@@ -64,12 +77,12 @@ def manuals(tmp_path: Path) -> Path:
     return write_files(tmp_path / "Our Manuals", pages(tiny_texts(300)))
 
 
-def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path) -> None:
+def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path, small: Small) -> None:
     write_files(manuals, {"copy.md": (manuals / "000.md").read_text()})
 
     started = start(manuals)
 
-    settings = load_settings(started.path)
+    settings = small(started)
     assert "exact copies left out: 1" in started.notes
     assert settings.name == "our_manuals"
     assert settings.clean_corpus.split.held_out * 300 >= 2 * 30
@@ -98,12 +111,13 @@ def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: 
 def test_of_few_documents_more_are_for_validation_so_that_there_is_one(
     tmp_path: Path, documents: int, share: float
 ) -> None:
-    settings = settings_for(write_files(tmp_path / "manuals", pages(tiny_texts(documents))))
+    started = start(write_files(tmp_path / "manuals", pages(tiny_texts(documents))))
+    settings = load_settings(started.path)
     assert settings.clean_corpus.split.validation == pytest.approx(share, abs=0.02)
 
 
-def test_too_few_held_out_documents_are_told_before_any_work(tmp_path: Path) -> None:
-    settings = settings_for(write_files(tmp_path / "manuals", pages(tiny_texts(260))))
+def test_too_few_held_out_documents_are_told_before_any_work(tmp_path: Path, small: Small) -> None:
+    settings = small(start(write_files(tmp_path / "manuals", pages(tiny_texts(260)))))
     split = settings.clean_corpus.split.model_copy(update={"held_out": 0.05})
     few = settings.model_copy(
         update={"clean_corpus": settings.clean_corpus.model_copy(update={"split": split})}
@@ -135,7 +149,7 @@ def test_little_text_is_told_what_to_add_and_another_way(
 
 
 def test_documents_that_are_all_too_short_are_told_with_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = (f"Pump {number:03d} leaks" + " again" * (number % 10) for number in range(200))
 
@@ -147,7 +161,7 @@ def test_documents_that_are_all_too_short_are_told_with_the_setting(
     assert "unjudged" not in started.obstacle
     for is_judged in (True, False):
         with pytest.raises(UserError, match=re.escape(told)):
-            preflight(load_settings(started.path), is_judged=is_judged)
+            preflight(small(started), is_judged=is_judged)
     monkeypatch.chdir(tmp_path)
     said = CliRunner().invoke(commands, ["init", "notes"]).output
     assert told in said and "such a command" not in said
@@ -261,8 +275,8 @@ def test_a_table_without_names_for_its_columns_is_named_and_not_read_wrongly(
     assert any(re.match(rf"mend this table: odd.csv: .*{told}", note) for note in started.notes)
 
 
-def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
-    settings = settings_for(manuals)
+def test_what_a_run_would_end_with_is_told_before(manuals: Path, small: Small) -> None:
+    settings = small(start(manuals))
     for number in range(5):
         (manuals / f"{number}.txt").write_bytes("Клапан открывается.".encode("koi8_r"))
     told = look_at(settings, None).lines(None)
@@ -276,20 +290,23 @@ def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
 
 
 def test_what_was_decoded_is_named_where_the_last_screen_says_that_it_is(
-    manuals: Path, monkeypatch: pytest.MonkeyPatch
+    manuals: Path, small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(7):
         (manuals / f"{number}.txt").write_bytes("Das Gerät läuft. ".encode("latin-1") * 9)
     monkeypatch.chdir(manuals.parent)
-    monkeypatch.setenv(CONFIG_VARIABLE, str(start(manuals).path))
+    small(started := start(manuals))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(started.path))
     named = CliRunner().invoke(commands, ["check", "--all"]).output
     assert all(f"decoded: {number}.txt (windows-1252)\n" in named for number in range(7))
 
 
-def test_rows_beyond_the_models_positions_are_refused_before_any_work(manuals: Path) -> None:
-    settings = settings_for(manuals)
+def test_rows_beyond_the_models_positions_are_refused_before_any_work(
+    manuals: Path, small: Small
+) -> None:
+    settings = small(start(manuals))
     rows = settings.tokenized_shards.model_copy(update={"sequence_length": 1_000_000})
-    with pytest.raises(UserError, match=r"Rows of 1000000 tokens are longer than the 8192"):
+    with pytest.raises(UserError, match=r"Rows of 1000000 tokens are longer than the 256"):
         preflight(settings.model_copy(update={"tokenized_shards": rows}))
 
 

@@ -1,30 +1,32 @@
 """A version goes to a Hugging Face repository whole, with its card, or not at all."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from huggingface_hub import constants
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
 from tests.conftest import Project
+from tests.llm_assets.in_process import type_in
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
-from tests.stand_ins.hub import WRITES, Hub, Repository
+from tests.stand_ins.hub import WRITES, Hub, Repository, running_hub
 from tests.tiny import tiny_base_model
 
 NAME = "team/manuals"
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A Hub of this machine."""
-    hub = Hub()
-    yield hub
-    hub.stop()
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with running_hub(tmp_path / "hub") as hub:
+        yield hub
 
 
 @pytest.fixture
@@ -46,24 +48,25 @@ def model(project: Project) -> Path:
     return made.path
 
 
-def publish(
-    project: Project, hub: Hub, *arguments: str, token: str = WRITES
-) -> subprocess.CompletedProcess[str]:
-    told = {"HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
-    return subprocess.run(
-        ["llm-assets", "publish", "1", NAME, *arguments],
-        cwd=project.folder,
-        env=project.environment() | told,
-        capture_output=True,
-        text=True,
-    )
+def publish(project: Project, *arguments: str, token: str = WRITES) -> Result:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", token)
+        return type_in(project, "publish", "1", NAME, *arguments)
+
+
+def refusal(project: Project, token: str = WRITES) -> str:
+    """What is said where nothing is published."""
+    refused = publish(project, token=token)
+    assert refused.exit_code == 1
+    assert token == "" or token not in f"{refused.output}{refused.exception}"
+    return str(refused.exception)
 
 
 def test_a_version_is_published_whole_and_private(
     project: Project, hub: Hub, model: Path, tmp_path: Path
 ) -> None:
-    done = publish(project, hub)
-    assert done.returncode == 0, done.stderr
+    done = publish(project)
+    assert done.exit_code == 0, done
     repository = hub.repositories[NAME]
     assert repository.private and repository.messages == ["Version 1 of manual"]
     for path in model.iterdir():
@@ -78,8 +81,8 @@ def test_a_version_is_published_whole_and_private(
     assert "held_out_bits_per_byte" in json.loads(repository.files["metrics.json"])
     told = b"".join(repository.files[name] for name in ("README.md", "metrics.json"))
     assert str(project.folder).encode() not in told
-    assert WRITES not in done.stdout + done.stderr
-    assert publish(project, hub).returncode == 0
+    assert WRITES not in done.output
+    assert publish(project).exit_code == 0
     assert len(repository.messages) == 2
 
 
@@ -90,11 +93,8 @@ def test_a_version_is_published_whole_and_private(
     then="nothing is uploaded",
 )
 def test_a_refused_token_is_said_and_never_shown(project: Project, hub: Hub, model: Path) -> None:
-    refused = publish(project, hub, token="hf_wrong")
-    assert refused.returncode == 1 and "The Hub answered 401" in refused.stderr
-    assert "hf_wrong" not in refused.stdout + refused.stderr
-    absent = publish(project, hub, token="")
-    assert absent.returncode == 1 and "HF_TOKEN is not set" in absent.stderr
+    assert "The Hub answered 401" in refusal(project, token="hf_wrong")
+    assert "HF_TOKEN is not set" in refusal(project, token="")
     assert not hub.repositories
 
 
@@ -102,10 +102,9 @@ def test_a_public_repository_is_written_only_where_it_was_said(
     project: Project, hub: Hub, model: Path
 ) -> None:
     hub.repositories[NAME] = Repository(private=False)
-    refused = publish(project, hub)
-    assert refused.returncode == 1 and "already exists and is public" in refused.stderr
+    assert "already exists and is public" in refusal(project)
     assert not hub.repositories[NAME].files
-    assert publish(project, hub, "--public").returncode == 0
+    assert publish(project, "--public").exit_code == 0
     assert hub.repositories[NAME].files
 
 
@@ -113,6 +112,5 @@ def test_damaged_weights_are_not_published(project: Project, hub: Hub, model: Pa
     weights = model / "model.safetensors"
     weights.chmod(0o600)
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    refused = publish(project, hub)
-    assert refused.returncode == 1 and "model.safetensors" in refused.stderr
+    assert "model.safetensors" in refusal(project)
     assert not hub.repositories

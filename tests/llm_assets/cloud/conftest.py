@@ -1,5 +1,6 @@
 """A pipeline whose endpoint is Vertex AI's, on the local Google."""
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,15 +14,16 @@ import pytest
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import MANIFEST_NAME, Manifest, dump_with_checksum
 from artifacts.store.store import Store
-from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.settings import GoogleCloudSettings, load_cloud_settings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveAddress
 from llm_assets.endpoint.vertex import VertexServingPlatform
 from llm_assets.registry.vertex import VertexModelRegistry
+from tests.forked import ForkedProcess, Surroundings
 from tests.llm_assets.registry.conftest import base_entry, judge
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
-from tests.stand_ins.processes import LocalImage
+from tests.stand_ins.processes import REPOSITORY, LocalImage
 from tests.stand_ins.project import cloud_settings, write_cloud
 
 LIGHT = (sys.executable, "-m", "tests.stand_ins.light_server")
@@ -84,6 +86,16 @@ class Cloud:
         platform, wanted = self.platform, self.registry.get(version)
         return platform.serve(self.pipeline, wanted, self.reports.append, still_wanted)
 
+    def start_serving(self, version: int) -> ForkedProcess:
+        """Serve a version by a process of its own, which waits a second with each share."""
+        before = self.pipeline
+        self.set_rollout(step_seconds=1.0)
+        slow, self.pipeline = self.pipeline, before
+        pipeline = slow.model_dump_json(exclude_defaults=True)
+        command = ["serve", str(self.path), pipeline, str(version)]
+        surroundings = Surroundings(REPOSITORY, dict(os.environ), self.folder / "serving.txt")
+        return ForkedProcess(_serve, command, surroundings)
+
     def stop(self) -> bool:
         return self.platform.stop(self.pipeline)
 
@@ -135,6 +147,16 @@ class Cloud:
         finally:
             over.set()
             thread.join()
+
+
+def _serve() -> None:
+    """What `Cloud.start_serving` runs."""
+    cloud, pipeline, version = sys.argv[1:]
+    settings = PipelineSettings.model_validate_json(pipeline)
+    vertex = Vertex(load_cloud_settings(Path(cloud)))
+    registry = VertexModelRegistry(Store(settings.store), settings.name, vertex)
+    platform = VertexServingPlatform(cloud_config_path=cloud)
+    platform.serve(settings, registry.get(int(version)), print)
 
 
 @pytest.fixture

@@ -318,26 +318,31 @@ def test_chips_of_a_tpu_machine_are_asked_for(
     assert problems(on_tpus) == []
 
 
-def test_a_batchs_own_sizes_and_tiers_are_what_is_asked_for(settings: GoogleCloudSettings) -> None:
-    own = {"minimum_executors": 10, "executor_cores": 8, "compute_tier": "premium"}
+PROPERTIES = {
+    "spark.executor.cores": "16",
+    "spark.driver.cores": "8",
+    "spark.dynamicAllocation.minExecutors": "3",
+    "spark.executor.instances": "5",
+    "spark.dataproc.executor.compute.tier": "premium",
+    "spark.dataproc.executor.disk.tier": "premium",
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        (
+            {"minimum_executors": 10, "executor_cores": 8, "compute_tier": "premium"},
+            {"N2_CPUS": 84, "DISKS_TOTAL_GB": 8400},
+        ),
+        ({"properties": PROPERTIES}, {"CPUS": 8, "DISKS_TOTAL_GB": 800, "N2_CPUS": 80}),
+    ],
+)
+def test_what_a_batchs_own_sizes_tiers_and_properties_come_to_is_asked_for(
+    settings: GoogleCloudSettings, own: dict[str, object], wanted: dict[str, int]
+) -> None:
     batch = BatchSettings.model_validate(own)
-    wanted = smallest_batch(settings.model_copy(update={"batch": batch}))
-    assert wanted == {"N2_CPUS": 84, "DISKS_TOTAL_GB": 8400}
-
-
-def test_a_batchs_properties_count_as_its_settings_do(settings: GoogleCloudSettings) -> None:
-    allocation, tier = "spark.dynamicAllocation.", "spark.dataproc.executor."
-    properties = {
-        "spark.executor.cores": "16",
-        "spark.driver.cores": "8",
-        f"{allocation}minExecutors": "3",
-        "spark.executor.instances": "5",
-        f"{tier}compute.tier": "premium",
-        f"{tier}disk.tier": "premium",
-    }
-    batch = BatchSettings(properties=properties)
-    wanted = smallest_batch(settings.model_copy(update={"batch": batch}))
-    assert wanted == {"CPUS": 8, "DISKS_TOTAL_GB": 800, "N2_CPUS": 80}
+    assert smallest_batch(settings.model_copy(update={"batch": batch})) == wanted
 
 
 @pytest.mark.parametrize("strategy", ["STANDARD", "FLEX_START"])

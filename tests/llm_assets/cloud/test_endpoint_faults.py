@@ -1,7 +1,5 @@
 """Deployments to Vertex AI that fail or are killed: a whole version serves all the same."""
 
-import subprocess
-import sys
 import threading
 
 import grpc
@@ -106,7 +104,7 @@ def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(
     version = cloud.register("b")
     started = cloud.google.server.faults.count(method)
     cloud.google.endpoints.hold_deployments.set()
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *program_arguments(cloud, version)])
+    process = cloud.start_serving(version)
     try:
         if method != "DeployModel":
             cloud.google.endpoints.hold_deployments.clear()
@@ -141,32 +139,6 @@ def test_a_version_with_all_the_traffic_keeps_it_where_another_is_wanted(cloud: 
     with pytest.raises(NoLongerWanted):
         cloud.serve(version, lambda: next(answers, False))
     assert cloud.shares() == {"version-2": 100}
-
-
-PROGRAM = """
-import sys, yaml
-from pathlib import Path
-from artifacts.store.store import Store
-from llm_assets.cloud.settings import load_cloud_settings
-from llm_assets.registry.vertex import VertexModelRegistry
-from llm_assets.endpoint.vertex import VertexServingPlatform
-from llm_assets.cloud.vertex import Vertex
-from llm_assets.config import PipelineSettings
-
-cloud, pipeline, version = sys.argv[1:]
-settings = PipelineSettings.model_validate_json(pipeline)
-vertex = Vertex(load_cloud_settings(Path(cloud)))
-registry = VertexModelRegistry(Store(settings.store), settings.name, vertex)
-platform = VertexServingPlatform(cloud_config_path=cloud)
-platform.serve(settings, registry.get(int(version)), print)
-"""
-
-
-def program_arguments(cloud: Cloud, version: int) -> list[str]:
-    slow = cloud.pipeline.endpoint.rollout.model_copy(update={"step_seconds": 1.0})
-    endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": slow})
-    pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
-    return [str(cloud.path), pipeline.model_dump_json(exclude_defaults=True), str(version)]
 
 
 @pytest.mark.fault(

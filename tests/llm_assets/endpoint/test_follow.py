@@ -18,7 +18,7 @@ from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.cli.main import commands
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveAddress, LocalServingPlatform
-from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
+from llm_assets.endpoint.folder import conversions_folder, endpoint_folder, endpoint_status
 from llm_assets.endpoint.follow import Overruled, serve_decision, serve_wanted
 from llm_assets.maintenance.doctor import check_registry
 from llm_assets.registry.base import STATE_NAME, LocalRegistry
@@ -58,8 +58,8 @@ class Served:
 
     def make(self, kind: str, model: Path, name: str = "1") -> Artifact:
         def build(draft: Draft) -> None:
-            shutil.copytree(model, draft.path, dirs_exist_ok=True)
-            (draft.path / "README.md").write_text(f"{kind} {name}")
+            shutil.copytree(model, draft.path / "model")
+            (draft.path / "model" / "README.md").write_text(f"{kind} {name}")
 
         artifact, _ = self.store.make(Identity(kind=kind, code_version=name), build)
         self.record.advance(artifact)
@@ -67,9 +67,9 @@ class Served:
 
     def entry(self, model: Artifact) -> ModelEntry:
         return ModelEntry(
-            weights=weights_fingerprint(model),
+            weights=weights_fingerprint(model, "model/"),
             model_fingerprint=model.fingerprint,
-            model_url=model.url,
+            model_url=f"{model.url}/model",
             license="Apache-2.0",
             lineage={},
         )
@@ -113,9 +113,17 @@ class Served:
         return version.version
 
 
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the model is converted to, once for all endpoints of these tests."""
+    return tmp_path_factory.mktemp("converted")
+
+
 @pytest.fixture
-def served(tmp_path: Path, tiny_model_folder: Path) -> Iterator[Served]:
+def served(tmp_path: Path, tiny_model_folder: Path, converted: Path) -> Iterator[Served]:
     made = Served(tmp_path / "store", tiny_model_folder)
+    (tmp_path / "store" / "cache").mkdir()
+    conversions_folder(made.store).symlink_to(converted)
     yield made
     made.platform.stop(made.settings)
 
@@ -226,7 +234,7 @@ def test_what_is_advised_after_a_failed_rollout_can_be_typed(
 def test_a_champion_that_cannot_be_loaded_gives_way_loudly(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut(served.champion.path / "config.json")
+    cut(served.champion.path / "model" / "config.json")
     # The bytes are those that were registered, and the model cannot be loaded all the same.
     monkeypatch.setattr("llm_assets.endpoint.follow.verify_model", lambda *found, **wanted: None)
 
