@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,14 +38,22 @@ TEXTS = {
 class Pipeline:
     """A project whose text is cleaned; nothing is trained."""
 
-    def __init__(self, folder: Path, model: Path, made: "Pipeline | None" = None) -> None:
+    def __init__(self, folder: Path, model: Path) -> None:
         self.project = make_project(folder, model, documents=0)
         # So few documents would be held out by chance, which this is not about.
         split = {"validation": 1e-9, "held_out": 1e-9}
         self.project.configure(clean_corpus={"split": split})
-        if made:
-            self.project.adopt(made.project, "raw_corpus", "clean_corpus")
+        self.settings = self.project.config.read_text()
         self.clean(TEXTS)
+        shutil.copytree(folder / "store", folder / "as it was")
+
+    def restore(self) -> None:
+        """All is as it was once it had been cleaned."""
+        folder = self.project.folder
+        shutil.rmtree(folder / "store")
+        shutil.copytree(folder / "as it was", folder / "store")
+        self.project.config.write_text(self.settings)
+        self.write(TEXTS)
 
     def write(self, texts: dict[str, str]) -> None:
         """Put files in place of all that the source holds."""
@@ -111,13 +120,13 @@ class Pipeline:
 
 @pytest.fixture(scope="module")
 def cleaned(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Pipeline:
-    """Tests leave it as it is."""
     return Pipeline(tmp_path_factory.mktemp("cleaned") / "project", tiny_model_folder)
 
 
 @pytest.fixture
-def pipeline(cleaned: Pipeline, tmp_path: Path, tiny_model_folder: Path) -> Pipeline:
-    return Pipeline(tmp_path / "project", tiny_model_folder, cleaned)
+def pipeline(cleaned: Pipeline) -> Iterator[Pipeline]:
+    yield cleaned
+    cleaned.restore()
 
 
 @pytest.mark.fault(
