@@ -48,8 +48,9 @@ class Copy:
 
 
 def test_the_pages_example_is_made_shown_and_made_again_for_a_named_setting(
-    project: Project, tmp_path: Path
+    with_shards: Project, tmp_path: Path
 ) -> None:
+    project = with_shards
     (section,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     project.configure(**yaml.safe_load(section))
     copy = Copy(tmp_path / "code")

@@ -4,6 +4,7 @@ Those in `make soak` run the graph on what `tests/artifacts/test_editions.py` ho
 """
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -69,19 +70,19 @@ def test_an_upgrade_that_changes_text_is_the_named_reason_to_make_it_again(
     with_shards: Project, tmp_path: Path
 ) -> None:
     project = with_shards
-    original = release(tmp_path / "6.3.1", "ftfy", "6.3.1")
     upgraded = release(tmp_path / "6.3.99", "ftfy", "6.3.99", NAIVE)
-    materialize(project, original, "*tokenized_shards")
+    assert ask(project, "*tokenized_shards") == ""
     before = fingerprints(project)
 
     said = materialize(project, upgraded, "*tokenized_shards")
 
     assert "comes out otherwise now" in said
-    assert "clean_corpus is made again because of library ftfy: 6.3.1 -> 6.3.99" in said
+    change = f"{version('ftfy')} -> 6.3.99"
+    assert f"clean_corpus is made again because of library ftfy: {change}" in said
     after = fingerprints(project)
     assert after["raw_corpus"] == before["raw_corpus"]
     assert not {after["clean_corpus"], after["tokenized_shards"]} & set(before.values())
-    materialize(project, original, "*tokenized_shards")
+    assert ask(project, "*tokenized_shards") == ""
     assert fingerprints(project) == before
 
 
