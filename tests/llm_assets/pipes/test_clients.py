@@ -4,8 +4,9 @@ import dataclasses
 import json
 import threading
 import time
-from urllib.parse import quote
+from typing import Any
 
+import pytest
 from dagster import DagsterInstance
 from google.cloud import storage
 
@@ -47,28 +48,14 @@ def console_path(runner: Runner, name: str) -> str:
     return f"dataproc/batches/{REGION}/{job_id}"
 
 
-def test_succeeded_job_whose_output_is_gone_is_replaced(vertex_runner: Runner) -> None:
-    assert vertex_runner.run(["materialize"]).success
-    assert vertex_runner.changed(accept_succeeded=lambda: False).run(["materialize"]).success
-    assert len(vertex_runner.jobs()) == 2
-
-
-def test_without_a_fingerprint_every_run_has_a_job_of_its_own(vertex_runner: Runner) -> None:
-    runner = vertex_runner.changed(fingerprint=None)
+@pytest.mark.parametrize("changes", [{"fingerprint": None}, {"accept_succeeded": lambda: False}])
+def test_what_succeeded_is_done_again_where_it_has_no_name_or_its_output_is_gone(
+    vertex_runner: Runner, changes: dict[str, Any]
+) -> None:
+    runner = vertex_runner.changed(**changes)
     assert runner.run(["materialize"]).success
     assert runner.run(["materialize"]).success
     assert len(runner.jobs()) == 2
-
-
-def test_failure_of_the_program_is_the_runs_failure(vertex_runner: Runner) -> None:
-    result = vertex_runner.run(["log:last words", "raise:the valve is stuck"])
-    text = failure_text(result)
-    assert "failed" in text and "ValueError: the valve is stuck" in text
-    assert "console.cloud.google.com" in text
-    (job,) = vertex_runner.jobs()
-    number = job.name.rsplit("/", 1)[1]
-    query = quote(f'resource.type="ml_job" resource.labels.job_id="{number}"', safe="")
-    assert f"https://console.cloud.google.com/logs/query;query={query}" in text
 
 
 def test_job_that_fails_after_its_last_message_has_failed(vertex_runner: Runner) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -53,6 +54,10 @@ def test_finished_job_is_taken_as_done(scene: Scene) -> None:
 def test_fault_of_the_input_is_told_and_not_tried_again(scene: Scene) -> None:
     text = failure_text(scene.run("raise:the valve is stuck"))
     assert "ValueError: the valve is stuck" in text and scene.started() == 1
+    if scene.service is VERTEX:
+        number = scene.jobs()[0].name.rpartition("/")[2]
+        query = quote(f'resource.type="ml_job" resource.labels.job_id="{number}"', safe="")
+        assert f"https://console.cloud.google.com/logs/query;query={query}" in text
     scene.ends(starts=2)
 
 
