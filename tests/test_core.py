@@ -118,19 +118,15 @@ def test_the_core_answers_what_it_needs_the_store_alone_for(project: Path) -> No
         "versions": "Nothing is registered yet.",
         "versions --json": "[]\nended 0",
     }
-    commands = [["llm-assets", *command.split()] for command in told]
-    program = f"""import llm_assets.cli.main as cli
-for sys.argv in {commands!r}:
-    try:
-        cli.main()
-    except SystemExit as ended:
-        print("ended", ended.code)
-"""
+    program = (
+        "import llm_assets.cli.main as cli\n"
+        f"for sys.argv in {[['llm-assets', *command.split()] for command in told]}:\n"
+        "    try: cli.main()\n"
+        "    except SystemExit as ended: print('ended', ended.code)"
+    )
     done = without(outside_the_core(), project, program)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert done.stdout.count("ended 0") == len(told)
-    for answer in told.values():
-        assert done.stdout.count(answer) == 1, answer
+    assert done.stdout.count("ended 0") == len(told) and not done.stderr, done.stderr
+    assert [done.stdout.count(answer) for answer in told.values()] == [1] * len(told)
 
 
 @pytest.mark.parametrize(

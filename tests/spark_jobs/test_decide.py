@@ -89,10 +89,11 @@ def clean_by(
     documents_in_memory: int,
     raw: Path,
     output: Path,
+    split: SplitSettings = SPLIT,
     **options: object,
 ) -> dict:
     """The stats of a clean corpus in `output`."""
-    settings = CleanCorpusSettings(minimum_characters=40, split=SPLIT)
+    settings = CleanCorpusSettings(minimum_characters=40, split=split)
     return clean_corpus(
         spark, raw, output, settings, documents_in_memory=documents_in_memory, **options
     )
@@ -127,8 +128,7 @@ def test_both_deciders_give_the_same_bytes(spark: SparkSession, tmp_path: Path) 
     dropped for themselves, with forgotten text and without."""
     texts = [" ".join(f"word{number}x{place}" for place in range(40)) for number in range(40)]
     stub = "The pump of hall seven was sold"
-    sources = {"rules": "train", "exam": "held_out"}
-    split = SplitSettings(validation=0.3, held_out=0.3, sources=sources)
+    split = SPLIT.model_copy(update={"sources": {"rules": "train", "exam": "held_out"}})
     documents = [(f"a{number}", text, "manual") for number, text in enumerate(texts)]
     documents += [(f"b{number}", text, "rules") for number, text in enumerate(texts[:20])]
     documents += [(f"c{number}", f"{text} copied", "manual") for number, text in enumerate(texts)]
@@ -139,20 +139,12 @@ def test_both_deciders_give_the_same_bytes(spark: SparkSession, tmp_path: Path) 
     write_raw(tmp_path / "raw", documents, random.Random(1))
     forgotten = forget(tmp_path / "forgotten", {"SOLD": f"{stub} in May"})
 
-    def stats(documents_in_memory: int) -> dict:
-        return clean_corpus(
-            spark,
-            tmp_path / "raw",
-            tmp_path / f"clean-{documents_in_memory}",
-            CleanCorpusSettings(minimum_characters=40, split=split),
-            forgotten=forgotten,
-            documents_in_memory=documents_in_memory,
-        )
-
-    in_memory = stats(IN_MEMORY)
-    assert stats(BY_SPARK) == in_memory
-    made, by_spark = (tmp_path / f"clean-{number}" for number in (IN_MEMORY, BY_SPARK))
-    assert files_below(by_spark) == files_below(made)
+    in_memory, by_spark = (
+        clean_by(spark, most, tmp_path / "raw", tmp_path / f"{most}", split, forgotten=forgotten)
+        for most in (IN_MEMORY, BY_SPARK)
+    )
+    assert in_memory == by_spark
+    assert files_below(tmp_path / f"{IN_MEMORY}") == files_below(tmp_path / f"{BY_SPARK}")
     dropped = in_memory["dropped"]
     assert (dropped["too_short"], dropped["similar_to_forgotten"]) == (3, 5)
     assert dropped["exact_duplicate"] and dropped["near_duplicate"] and dropped["template"]
