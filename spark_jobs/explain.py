@@ -61,6 +61,10 @@ class DocumentStory:
         )
 
 
+class UnknownDocument(UserError):
+    """A clean corpus tells nothing of a document."""
+
+
 def explain_document(
     clean_corpus: str, shards: str | None, stats: ShardStats | None, identifier: str
 ) -> DocumentStory:
@@ -73,7 +77,8 @@ def explain_document(
         identifier: the document's id in the raw corpus.
 
     Raises:
-        UserError: the clean corpus knows no such document.
+        UnknownDocument: the clean corpus tells nothing of it.
+        UserError: it was left out since it holds text that was forgotten.
     """
     own = find_duplicates(clean_corpus, "id", pa.array([identifier])).to_pylist()
     # Only dropped copies are listed: a document that is not may have survived.
@@ -109,7 +114,7 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
             f"in: llm-assets forget {match['forgotten']!r} --similar keep --reason REASON, which "
             "lists what that is about; then the same with --yes"
         )
-    raise UserError(
+    raise UnknownDocument(
         f"The clean corpus in {clean_corpus} has no document {identifier!r}, kept or dropped as a "
         f"copy. {advise_on_id(clean_corpus, identifier)}"
     )

@@ -17,7 +17,7 @@ from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from llm_assets.tracing.explain import Exposure, exposures
 from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, lessons_of
 from spark_jobs.clean.history import PAST_FOLDER
-from spark_jobs.explain import DocumentStory, explain_document
+from spark_jobs.explain import DocumentStory, UnknownDocument, explain_document
 from spark_jobs.read.document import DERIVED
 from spark_jobs.runtime.parquet import find_rows, open_parts, read_table
 
@@ -91,6 +91,8 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
         entries = [entry for entry in forgotten if entry.id == identifier]
         earlier = _earlier_texts(record, state, runs, identifier)
         if not entries and not earlier:
+            if not isinstance(error, UnknownDocument):
+                raise
             listing = f"{error} `llm-assets check --all` lists files and rows that are not read."
             raise UserError(_left_out(record.store, corpus, identifier) or listing) from None
         texts = list(dict.fromkeys(entry.text_hash for entry in entries if entry.text_hash))

@@ -33,7 +33,7 @@ from llm_assets.forgetting.forgotten_list import WithdrawnVersion, add_to_list
 from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.tracing.training_text import lessons_of, runs_behind
-from recipes.spec import METRICS_NAME, read_metrics
+from recipes.spec import read_metrics
 from scripts.screenshots import BOARD, click
 from serving.engine.process import EngineProcess
 from serving.settings import EndpointSettings, OpenAIEngine
@@ -131,19 +131,9 @@ def test_pages_pass_an_audit_at_every_width_and_nothing_in_them_runs(
 
 
 def test_a_training_says_how_far_it_is_and_two_that_ended_show_their_losses(shop: Shop) -> None:
-    identity = Identity(kind="checkpoint", code_version="of a run")
-    run = shop.run_folder(identity.fingerprint)
-    run.mkdir(parents=True)
-    line = {"step": 3, "steps": 10, "seconds": 20.0, "loss": 2.0, "tokens_per_second": 500.0}
-    (run / METRICS_NAME).write_text(json.dumps(line) + "\n")
-
-    def build(draft: Draft) -> None:
-        shown = page_of(shop)
-        assert "step 3 of 10 · loss 2.000 · 500 tokens/s · about 2 min" in shown, shown
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        shop.store.make(identity, build)
+    making = [{"asset": "checkpoint", "fingerprint": "1a2b", "progress": "step 3 of 10"}]
+    with client_of(board_of(shop, status=lambda: NOTHING | {"making": making})) as client:
+        assert "checkpoint is being built: step 3 of 10" in client.get("/").text
     compared = page_of(shop, "/versions/compare?a=1&b=2")
     beside_the_base = page_of(shop, "/versions/compare?a=0&b=1")
     assert compared.count("<polyline") == 2 and beside_the_base.count("<polyline") == 1
