@@ -1,8 +1,8 @@
 """Webserver, daemon and board of a project, which supervisord keeps running.
 
 supervisord restarts a program whenever it ends, and limits the size of its log. It listens on a
-socket in a private folder among the machine's temporary ones: the kernel accepts no path longer
-than 107 bytes, and projects lie deeper.
+socket beside the logs, where no cleaner of temporary files comes. The kernel accepts no path longer
+than 107 bytes, and projects lie deeper: so the socket is named from a folder that is open.
 
 A daemon that is killed leaves its code server and its runs behind. They stay in the session of the
 supervisor, even if that is dead itself, and are ended before new ones start. The endpoint has a
@@ -14,14 +14,12 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,9 +64,7 @@ LOCK_NAME = "start.lock"
 SESSION_NAME = "session"
 """File in the state folder with the number of the services' session."""
 CONTROL_NAME = "control"
-"""Link in the state folder to the socket."""
-OWNER_NAME = "owner"
-"""File beside the socket that names the state folder: a copied folder has the same link."""
+"""Socket in the state folder. Of services that an earlier release started, it is a link to one."""
 CONFIGURATION_NAME = "supervisord.conf"
 # No daemon: that would leave the process and the session whose number is noted.
 CONFIGURATION = """\
@@ -189,12 +185,12 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
         services: names and commands of programs that shall always run.
     """
     make_private(state)
-    _remove_socket(state)
-    control = Path(tempfile.mkdtemp(prefix="llm-assets-")) / CONTROL_NAME
-    control.with_name(OWNER_NAME).write_text(_identify(state))
-    (state / CONTROL_NAME).symlink_to(control)
-    # Relative, since a path of the project may contain characters special to supervisord.
-    paths = {"state": os.path.relpath(state), "socket": _escape(str(control))}
+    # A killed supervisor's, or a link to that of the project that this one was copied from.
+    (state / CONTROL_NAME).unlink(missing_ok=True)
+    # Relative, since a path of the project may contain characters special to supervisord, which
+    # makes that of a socket absolute.
+    relative = os.path.relpath(state)
+    paths = {"state": relative, "socket": f"/proc/self/cwd/{relative}/{CONTROL_NAME}"}
     configuration = CONFIGURATION.format(**paths)
     for name, command in services.items():
         escaped = _escape(shlex.join(command))
@@ -217,10 +213,11 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
 
 def read_states(state: Path) -> list[ServiceState] | None:
     """What each service of a state folder is doing; None where no supervisor runs."""
-    if not (state / CONTROL_NAME).exists() or _is_of_another(state):
+    if not (state / CONTROL_NAME).exists():
         return None
     try:
-        services = _supervisor(state).getAllProcessInfo()
+        with _supervisor(state) as supervisor:
+            services = supervisor.getAllProcessInfo()
     except (OSError, Fault):
         # A supervisor that is shutting down answers every call with a fault.
         return None
@@ -239,7 +236,8 @@ def stop(state: Path) -> bool:
     """
     if read_states(state) is None:
         return end_leftovers(state) > 0
-    supervisor = int(_supervisor(state).getPID())
+    with _supervisor(state) as listening:
+        supervisor = int(listening.getPID())
     os.kill(supervisor, signal.SIGTERM)
     # supervisord gives each program STOP_SECONDS to end by itself.
     end = time.monotonic() + STOP_SECONDS + ANSWER_SECONDS
@@ -247,7 +245,6 @@ def stop(state: Path) -> bool:
     while supervisor in find_leftovers(state) and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
     end_leftovers(state)
-    _remove_socket(state)
     return True
 
 
@@ -328,31 +325,18 @@ def _answers(port: int) -> bool:
         return client.connect_ex((HOST, port)) == 0
 
 
-def _remove_socket(state: Path) -> None:
-    link = state / CONTROL_NAME
-    if link.is_symlink():
-        if not _is_of_another(state):
-            shutil.rmtree(link.readlink().parent, ignore_errors=True)
-        link.unlink()
-
-
-def _is_of_another(state: Path) -> bool:
-    """Whether the supervisor belongs to the project that this one was copied from."""
-    owner = (state / CONTROL_NAME).readlink().with_name(OWNER_NAME)
-    return owner.exists() and owner.read_text() != _identify(state)
-
-
-def _identify(folder: Path) -> str:
-    """Identifies a folder even after it was moved, but not a copy of it."""
-    status = folder.stat()
-    return f"{status.st_dev}:{status.st_ino}"
-
-
-def _supervisor(state: Path) -> Any:
+@contextlib.contextmanager
+def _supervisor(state: Path) -> Iterator[Any]:
     from supervisor.xmlrpc import SupervisorTransport
 
-    transport = SupervisorTransport(None, None, f"unix://{(state / CONTROL_NAME).readlink()}")
-    return ServerProxy("http://127.0.0.1", transport=transport).supervisor
+    folder = os.open(state, os.O_PATH)
+    try:
+        address = f"unix:///proc/self/fd/{folder}/{CONTROL_NAME}"
+        transport = SupervisorTransport(None, None, address)
+        with ServerProxy("http://127.0.0.1", transport=transport) as server:
+            yield server.supervisor
+    finally:
+        os.close(folder)
 
 
 def _escape(text: str) -> str:

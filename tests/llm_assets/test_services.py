@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_a_killed_service_comes_back_and_the_end_leaves_nothing(state: Path) -> 
 def test_a_copied_project_has_no_services_of_its_own_and_ends_none(state: Path) -> None:
     _start(state, "exec sleep 600")
     copy = state.with_name("copy")
-    shutil.copytree(state, copy, symlinks=True)
+    subprocess.run(["cp", "-a", state, copy], check=True)
     assert services.read_states(copy) is None
     assert not services.stop(copy)
     services.start(copy, {"other": ["/bin/sh", "-c", "exec sleep 600"]}, dict(os.environ))
@@ -200,5 +201,27 @@ def test_no_secret_is_in_a_file_or_a_command_line(state: Path) -> None:
             assert "hunter2" not in path.read_text(), path
     for pid in find_leftovers(state):
         assert b"hunter2" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    for private in (state, (state / "control").readlink().parent):
-        assert private.stat().st_mode & 0o077 == 0, "its owner alone may enter"
+    assert (state / "control").is_socket()
+    assert state.stat().st_mode & 0o077 == 0, "its owner alone may enter"
+
+
+def test_services_are_found_after_temporary_files_were_cleared_away(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(state.parent / "temporary"))
+    Path(tempfile.gettempdir()).mkdir()
+    first = _start(state, "exec sleep 600")
+    shutil.rmtree(tempfile.gettempdir())
+    assert _the(state, "shell").pid == first.pid
+
+
+def test_services_that_an_earlier_release_started_are_found_and_ended(state: Path) -> None:
+    """Its socket was among the temporary files, and the state folder had a link to it."""
+    _start(state, "exec sleep 600")
+    temporary = state.parent / "temporary"
+    temporary.mkdir()
+    (state / "control").rename(temporary / "control")
+    (state / "control").symlink_to(temporary / "control")
+    assert _the(state, "shell").pid > 0
+    assert services.stop(state) and not find_leftovers(state)
+    assert _start(state, "exec sleep 600").pid > 0
