@@ -358,11 +358,13 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
             if weights_at(store, entry.model_url) not in (None, entry.weights)
         ]
     except RegistryDamaged as error:
-        remedy = "restored to its newest readable state"
-        yield StoreFault(place, first_line(error), remedy, registry.restore)
+        # What else it says is how to mend it, which is done here.
+        fault, remedy = str(error).partition(". ")[0], "restored to its newest readable state"
+        yield StoreFault(place, fault, remedy, registry.restore)
         return
     except UserError as error:
-        yield StoreFault(place, first_line(error), "its versions are unknown until it can be read")
+        fault = str(error).partition("\n")[0]
+        yield StoreFault(place, fault, "its versions are unknown until it can be read")
         return
     for fault in contradictions:
         yield StoreFault(

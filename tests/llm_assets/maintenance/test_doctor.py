@@ -251,6 +251,8 @@ def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: W
 def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
     for path in (Path(configured.store.root) / "registry").rglob("*.json"):
         cut(path)
+    (said,) = [line for line in doctor()[1].splitlines() if line.startswith("registry/manual: ")]
+    assert said.endswith(").") and "cannot be read (" in said, "a whole sentence, however long"
     code, told = doctor("--repair")
     assert code == 1 and "registry/manual" in told and "0 of 1 faults repaired" in told
     assert "cannot be read either. Restore" in " ".join(told.split())
