@@ -244,8 +244,8 @@ class RetentionSettings(Settings):
 
     Artifacts that are current, serving, previously serving or in use are always kept, together with
     everything behind them, and so are the manifests behind every registered version; only weights
-    that `llm-assets forget` withdrew go after `forgetting.grace_days`. `llm-assets run` cleans a
-    local store after it succeeds, and the schedule cleans at `cron`.
+    that `llm-assets forget` withdrew go after `forgetting.grace_days`. `llm-assets run` and the job
+    `retraining` clean a local store after they succeed, and the schedule cleans at `cron`.
     """
 
     days: float = Field(default=30, ge=0)

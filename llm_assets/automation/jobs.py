@@ -48,6 +48,8 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> lis
             "it. What has not changed is not rebuilt. The settings below apply to this run; "
             "you can add any other setting of an asset.",
             tags=tags,
+            # A store in a bucket, which others may share, only its schedule cleans.
+            hooks={_cleans_after(settings)} if is_local(settings.store) else None,
         ),
         dg.define_asset_job(
             settings.dagster_name("evaluation"),
@@ -135,20 +137,29 @@ def _cleaning(settings: PipelineSettings) -> dg.JobDefinition:
     ) -> None:
         """Remove what the `retention` settings no longer keep; the log lists it first."""
         with user_faults():
-            clean(
-                pipeline.record,
-                registry.open(pipeline),
-                pipeline.settings.retention,
-                pipeline.settings.forgetting,
-                delete=True,
-                report=context.log.info,
-            )
+            models = registry.open(pipeline)
+            clean(pipeline.record, models, pipeline.settings, True, context.log.info)
 
     return dg.GraphDefinition(
         settings.dagster_name(CLEANING),
         node_defs=[clean_store],
         description="Removes what `retention` no longer keeps, as `llm-assets clean --yes` does.",
     ).to_job(config=NOTHING_TO_SET)
+
+
+def _cleans_after(settings: PipelineSettings) -> dg.HookDefinition:
+    """What cleans the store once a run has reached the end of the graph; if it fails, that is in
+    the run's log, and the run has succeeded."""
+    names = [settings.resource_key(name) for name in ("pipeline", "registry")]
+
+    @dg.success_hook(required_resource_keys=frozenset(names))
+    def clean_after(context: dg.HookContext) -> None:
+        if context.op.name == settings.dagster_name("endpoint"):
+            pipeline, registry = (getattr(context.resources, name) for name in names)
+            models = registry.open(pipeline)
+            clean(pipeline.record, models, pipeline.settings, True, context.log.info)
+
+    return clean_after
 
 
 def build_schedules(settings: PipelineSettings) -> list[dg.ScheduleDefinition]:

@@ -23,6 +23,7 @@ from artifacts.store import layout
 from artifacts.store.manifest import Manifest
 from artifacts.store.pipelines import Pipeline, PipelineHistory, read_histories
 from artifacts.store.store import Store
+from llm_assets.config import PipelineSettings
 from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.base import Registry
@@ -487,8 +488,7 @@ class Cleaning:
 def clean(
     record: Pipeline,
     registry: Registry,
-    settings: RetentionSettings,
-    forgetting: ForgettingSettings,
+    settings: PipelineSettings,
     delete: bool,
     report: Report,
 ) -> Cleaning:
@@ -501,8 +501,8 @@ def clean(
 
     def plan() -> Cleaning:
         contents, state, now = read_contents(record.store), registry.state(), time.time()
-        withdrawn = find_withdrawn(record, state, forgetting, now)
-        removals = plan_removals(contents, record.name, state, settings, now, withdrawn)
+        withdrawn = find_withdrawn(record, state, settings.forgetting, now)
+        removals = plan_removals(contents, record.name, state, settings.retention, now, withdrawn)
         return Cleaning(removals, contents.inventory.bytes)
 
     cleaning = plan()

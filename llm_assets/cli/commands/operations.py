@@ -41,12 +41,10 @@ def clean(yes: bool, as_json: bool) -> None:
     from llm_assets.maintenance.cleaning import clean as clean_store
 
     session = open_session()
-    settings = session.settings
     cleaning = clean_store(
         session.record,
         session.registry,
-        settings.retention,
-        settings.forgetting,
+        session.settings,
         yes,
         (lambda line: None) if as_json else click.echo,
     )

@@ -213,10 +213,9 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
 
 def _clean_store(session: Session, console: Console) -> None:
     """Delete what `retention` no longer keeps, and report it; a failure here fails no run."""
-    retention, forgetting = session.settings.retention, session.settings.forgetting
     try:
         cleaning = clean(
-            session.record, session.registry, retention, forgetting, True, lambda line: None
+            session.record, session.registry, session.settings, True, lambda line: None
         )
     except (UserError, OSError) as error:
         console.print(f"[yellow]![/] Cleaning the store failed: {escape(shown(str(error)))}")

@@ -159,6 +159,8 @@ def test_endpoint_follows_the_text_with_a_daemon_and_nothing_else(watched: Watch
     )
     watched.wait_idle()
     assert len(watched.runs(DagsterRunStatus.SUCCESS)) >= 4
+    trained = (watched.project.folder / "store" / "runs").glob("*/result.json")
+    assert not [state for result in trained for state in result.parent.glob("step-*")]
 
 
 def _assert_asked_once_each(watched: Watched) -> None:

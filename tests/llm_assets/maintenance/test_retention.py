@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dagster import DagsterInstance, DefaultScheduleStatus
+from dagster import AssetKey, DagsterInstance, DefaultScheduleStatus, build_hook_context, op
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
-from llm_assets.automation.jobs import build_schedules
+from llm_assets.automation.jobs import build_jobs, build_schedules
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
@@ -411,6 +411,28 @@ def test_the_job_does_what_the_command_does_every_week_in_a_store_of_ones_own(
     with DagsterInstance.ephemeral() as instance:
         assert defs.resolve_job_def("cleaning").execute_in_process(instance=instance).success
     assert not configured.store.exists("checkpoint", first_checkpoint(configured))
+
+
+def test_the_job_that_automation_launches_cleans_a_store_of_ones_own_at_its_end(
+    configured: Weeks, tmp_path: Path
+) -> None:
+    path = tmp_path / "project" / "manual.yaml"
+    defs, first = build_definitions(load_settings(path), str(path)), first_checkpoint(configured)
+    training = defs.resolve_job_def("retraining")
+    (hook,) = training.hook_defs
+    assert defs.resources is not None
+    resources = {key: defs.resources[key] for key in hook.required_resource_keys}
+    for name in ("checkpoint", "endpoint"):
+        assert training.has_node_named(name)
+
+        @op(name=name)
+        def ended() -> None: ...
+
+        assert configured.store.exists("checkpoint", first)
+        hook(build_hook_context(resources, ended))
+    assert not configured.store.exists("checkpoint", first)
+    in_cloud = load_settings(path).model_copy(update={"store": "gs://bucket/store"})
+    assert build_jobs(in_cloud, [AssetKey("endpoint")])[0].hooks is None
 
 
 @pytest.mark.soak

@@ -6,6 +6,7 @@ from pathlib import Path
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.config import PipelineSettings
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.base import LocalRegistry
@@ -90,7 +91,8 @@ class Weeks:
         lines: list[str] = []
         chosen = RetentionSettings.model_validate({"days": 0, "versions": 2} | settings)
         forgetting = ForgettingSettings(grace_days=grace_days)
-        clean(self.record, self.registry, chosen, forgetting, delete, lines.append)
+        of_pipeline = PipelineSettings.model_construct(retention=chosen, forgetting=forgetting)
+        clean(self.record, self.registry, of_pipeline, delete, lines.append)
         return lines
 
     @property

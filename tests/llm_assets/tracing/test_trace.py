@@ -17,6 +17,7 @@ from artifacts.errors import MissingArtifact, UserError
 from artifacts.shards.shard_set import Shard, ShardSet
 from artifacts.store.identity import Identity
 from llm_assets.cli.text.trace import told
+from llm_assets.config import PipelineSettings
 from llm_assets.maintenance import cleaning as maintenance
 from llm_assets.maintenance.cleaning import Removal, remove
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
@@ -319,10 +320,10 @@ def test_text_that_retention_removed_is_told_as_such(
 
     def clean(**keep: tuple[int, ...]) -> None:
         """Remove all but what the newest version needs, as `llm-assets clean --yes` does."""
-        settings = RetentionSettings(days=0, versions=1, **keep)
-        maintenance.clean(
-            lab.record, lab.registry, settings, ForgettingSettings(), True, lambda line: None
+        settings = PipelineSettings.model_construct(
+            retention=RetentionSettings(days=0, versions=1, **keep), forgetting=ForgettingSettings()
         )
+        maintenance.clean(lab.record, lab.registry, settings, True, lambda line: None)
 
     clean()
 
