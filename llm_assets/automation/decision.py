@@ -9,6 +9,7 @@ import io
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from textwrap import shorten
 from typing import Any
 
 import dagster as dg
@@ -19,7 +20,7 @@ from artifacts.shards.shard_set import text_numbers
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
-from llm_assets.automation.launched import QUESTION_TAG, Runs
+from llm_assets.automation.launched import QUESTION_TAG, Runs, why_failed
 from llm_assets.gate.verdict import Outcome
 from llm_assets.operation_settings import WHOLE_TEXT, AutomationSettings
 from llm_assets.registry.state import GATE, ModelVersion, RegistryState
@@ -94,6 +95,8 @@ def _as_array(text: TextSnapshot) -> np.ndarray:
 
 MORE_MAY_HELP = {Outcome.NOT_BETTER, Outcome.TIE}
 """Reasons of the gate's that longer training can remove."""
+MOST_TOLD = 500
+"""Characters of the reason why a run failed."""
 ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 
 
@@ -193,17 +196,13 @@ def ask(
     return TextQuestion(text, wanted.version, 2 ** len(latest), is_unread=is_unread)
 
 
-def run_key(
-    question: TextQuestion,
-    runs: Sequence[dg.RunRecord],
-    settings: AutomationSettings,
-    now: datetime,
-) -> str | Wait:
+def run_key(question: TextQuestion, runs: Runs, now: datetime) -> str | Wait:
     """The key of the run to launch for a question, by the runs that were launched for it before.
 
     It is the same for every tick that decides on this launch.
     """
-    ordered = sorted(runs, key=lambda run: run.create_timestamp)
+    settings, launched = runs.settings.automation, runs.launched_for(question.name)
+    ordered = sorted(launched, key=lambda run: run.create_timestamp)
     # Also one that somebody launched again in the UI, which has the same tag.
     if going := [run for run in ordered if run.dagster_run.status not in ENDED]:
         return Wait(f"Run {_short(going[0])} is under way for this.")
@@ -217,10 +216,13 @@ def run_key(
     # Whoever cancels a run does not want this training, so it waits for another text.
     if last.dagster_run.status is dg.DagsterRunStatus.CANCELED:
         return Wait(f"Run {_short(last)} for this was canceled: not launched again.", is_alarm=True)
+    reason = why_failed(runs.instance, last.dagster_run.run_id)
+    # A line of `llm-assets status`; what Spark and torch raise may have hundreds.
+    why = f" It failed: {shorten(reason, MOST_TOLD, placeholder=' …')}" if reason else ""
     if tries > settings.retries:
         return Wait(
             f"{tries} runs did not resolve this; the last is {_short(last)}. Fix what its log "
-            "reports, then materialize the graph in the UI.",
+            f"reports, then materialize the graph in the UI.{why}",
             is_alarm=True,
         )
     pause = timedelta(minutes=settings.retry_minutes * 2 ** (tries - 1))
@@ -228,7 +230,7 @@ def run_key(
     # If the clock was put back, the pause would never end.
     if now < due and due - now <= pause:
         return Wait(
-            f"Run {_short(last)} did not resolve this; the next try is at {due:%H:%M:%S %Z}."
+            f"Run {_short(last)} did not resolve this; the next try is at {due:%H:%M:%S %Z}.{why}"
         )
     return key
 
@@ -248,7 +250,7 @@ def request_run(
         is_limited: whether blackout windows and the month's budget hold it back.
         waits: whether any other run of the pipeline that is under way does.
     """
-    key = run_key(question, runs.launched_for(question.name), runs.settings.automation, now)
+    key = run_key(question, runs, now)
     if isinstance(key, Wait):
         return key
     # It does not matter who launched it: its model may become the wanted version, against which the

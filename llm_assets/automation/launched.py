@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from artifacts.leases import is_gone
 from llm_assets.assets.sources import GROUP as SOURCES
+from llm_assets.assets.stage import failure_reason
 from llm_assets.config import PipelineSettings
 from llm_assets.history import AUTOMATED, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.operation_settings import DAYS, WINDOW
@@ -45,6 +46,8 @@ UNFINISHED = [
 # Dagster has no public name for this job; a test compares it with Dagster's own.
 ASSET_JOB = "__ASSET_JOB"
 """What Dagster calls a run of assets that were chosen by hand."""
+# Nor for what begins its message of a run whose process was killed.
+DIED = "Run execution process for "
 MOST_DAYS_OF_A_MONTH = 32
 LAUNCHERS = [*AUTOMATED, SCHEDULE]
 """Whose runs count for the month's budget."""
@@ -137,6 +140,24 @@ class Runs:
             )
         )
         return sum(_seconds_since(run, month_start, now.timestamp()) for run in launched) / 3600
+
+
+def why_failed(instance: dg.DagsterInstance, run_id: str) -> str:
+    """Why a run failed: as its steps say, else Dagster; empty where nobody does."""
+
+    def told(kind: dg.DagsterEventType) -> Sequence[dg.EventLogEntry]:
+        return instance.all_logs(run_id, of_type=kind)
+
+    failed = [one.dagster_event for one in told(dg.DagsterEventType.STEP_FAILURE)]
+    reasons = [f"{at.step_key}: {failure_reason(at.step_failure_data)}" for at in failed if at]
+    if not reasons:
+        # Dagster's failure of a run whose process was killed names no reason; an event before it
+        # does. A run that could not be started has neither.
+        messages = [one.message for one in told(dg.DagsterEventType.ENGINE_EVENT)]
+        died = [message.partition("] ")[2] for message in messages if DIED in message]
+        ended = [one.dagster_event for one in told(dg.DagsterEventType.RUN_FAILURE)]
+        reasons = died[-1:] or [one.message or "" for one in ended if one]
+    return " ".join(reasons)
 
 
 def has_died(run: dg.DagsterRun) -> bool:

@@ -18,10 +18,9 @@ import httpx
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.store import Store, layout
-from llm_assets.assets.stage import failure_reason
 from llm_assets.automation.decision import Wait
 from llm_assets.automation.jobs import CLEANING, ROLLBACK
-from llm_assets.automation.launched import Runs
+from llm_assets.automation.launched import Runs, why_failed
 from llm_assets.config import PipelineSettings
 from llm_assets.history import NOTIFYING
 from llm_assets.operation_settings import EmailSettings, NotificationSettings
@@ -31,9 +30,10 @@ MOST_READ = 100
 """Of the newest events of an asset."""
 SECONDS = 10.0
 ENCRYPTED, STARTTLS = 465, 587
-# Dagster has no public names for these two; a test compares them with Dagster's own.
-DIED = "Run execution process for "
-WILL_RETRY_TAG = "dagster/will_retry"
+# Dagster has no public names for these; tests compare them with Dagster's own.
+WILL_RETRY_TAG, REASON_TAG = "dagster/will_retry", "dagster/failure_reason"
+ENDED = "UNEXPECTED_TERMINATION"
+"""The reason of a run that was told to end, and by nobody who canceled it."""
 AUTHENTICATED = 235
 """A mail server's answer to a name and password that it accepts (RFC 4954)."""
 
@@ -90,22 +90,16 @@ def _status_sensor(
     return tell_of_run
 
 
-def _failure(context: dg.RunStatusSensorContext) -> str:
+def _failure(context: dg.RunStatusSensorContext) -> str | None:
     """What failed, and the verdict that the run reached before, which no other run reports."""
     run = context.dagster_run
-    events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-    failed = [event.dagster_event for event in events if event.dagster_event]
-    reasons = [f"{step.step_key}: {failure_reason(step.step_failure_data)}" for step in failed]
-    if not reasons:
-        # Dagster's failure of a run whose process was killed names no reason; an event before it
-        # does. A run that could not be started has neither.
-        events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
-        died = [event.message.partition("] ")[2] for event in events if DIED in event.message]
-        reasons = died[-1:] or [context.dagster_event.message or ""]
+    reasons, verdict = [why_failed(context.instance, run.run_id)], _verdict(context)
     if run.tags.get(WILL_RETRY_TAG) == "true":
+        # As by `llm-assets down`: the run that continues it tells how it ends.
+        if run.tags.get(REASON_TAG) == ENDED:
+            return verdict
         reasons.append("It is launched again from the step that did not end.")
     # The message about verdicts is for runs that succeed, and this one will not.
-    verdict = _verdict(context)
     reasons += [f"Before that: {verdict}"] * bool(verdict)
     return f"run {run.run_id[:8]} ({run.job_name}) failed. " + " ".join(reasons)
 

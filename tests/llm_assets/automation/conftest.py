@@ -140,10 +140,13 @@ class Automated:
     def _report(self, kind: DagsterEventType, run: DagsterRun) -> None:
         self.instance.report_dagster_event(DagsterEvent(kind.value, run.job_name), run.run_id)
 
-    def end(self, run_id: str, succeeded: bool) -> None:
-        """A run comes to its end."""
+    def end(self, run_id: str, succeeded: bool, reason: str | None = None) -> None:
+        """A run comes to its end; `reason` is why it failed."""
         run = self.instance.get_run_by_id(run_id)
         assert run is not None
+        if reason:
+            self.instance.report_run_failed(run, reason)
+            return
         kind = DagsterEventType.RUN_SUCCESS if succeeded else DagsterEventType.RUN_FAILURE
         self._report(kind, run)
 

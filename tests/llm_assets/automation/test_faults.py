@@ -8,8 +8,8 @@ import pytest
 from dagster import Failure
 
 from llm_assets.automation.decision import TextQuestion, Wait, run_key
-from llm_assets.automation.launched import QUESTION_TAG
-from llm_assets.operation_settings import AutomationSettings
+from llm_assets.automation.launched import QUESTION_TAG, Runs
+from llm_assets.config import load_settings
 from tests.faults import small_disk
 from tests.llm_assets.automation.conftest import Automated
 
@@ -20,11 +20,11 @@ def test_a_clock_that_was_set_back_holds_no_retry_back(automated: Automated) -> 
     automated.end(automated.launch(request), succeeded=False)
     question = TextQuestion(request.tags[QUESTION_TAG].split("-")[0], 1)
     assert question.name == request.tags[QUESTION_TAG]
-    runs = automated.instance.get_run_records()
-    settings = AutomationSettings(retry_minutes=60)
+    automated.automate(retry_minutes=60)
+    runs = Runs(automated.instance, load_settings(automated.project.config))
 
     def asked(ago: timedelta) -> str | Wait:
-        return run_key(question, runs, settings, datetime.now(UTC) - ago)
+        return run_key(question, runs, datetime.now(UTC) - ago)
 
     assert "the next try is at" in str(asked(timedelta(0)))
     assert isinstance(asked(timedelta(days=-1)), str), "an hour is over"

@@ -21,7 +21,7 @@ from artifacts.errors import UserError
 from artifacts.store import layout
 from llm_assets.automation import notifications, sensors
 from llm_assets.automation.jobs import CLEANING, ROLLBACK
-from llm_assets.automation.launched import PIPELINE_TAG
+from llm_assets.automation.launched import DIED, PIPELINE_TAG
 from llm_assets.automation.notifications import send, tell_once
 from llm_assets.config import load_settings
 from llm_assets.gate.verdict import Outcome
@@ -207,10 +207,10 @@ def test_a_killed_run_is_told_with_dagsters_reason_and_that_it_is_launched_again
     assert run is not None
     # As Dagster's own code reports the end of a run's process, and that it launches the run again.
     private = Path(dagster.__file__).parent
-    assert f'f"{notifications.DIED}{{run.run_id}}"' in (private / "_grpc/server.py").read_text()
+    assert f'f"{DIED}{{run.run_id}}"' in (private / "_grpc/server.py").read_text()
     tags = (private / "_core/storage/tags.py").read_text()
     assert 'WILL_RETRY_TAG = f"{SYSTEM_TAG_PREFIX}will_retry"' in tags
-    reason = f"{notifications.DIED}{run.run_id} was terminated by signal 9 (SIGKILL)."
+    reason = f"{DIED}{run.run_id} was terminated by signal 9 (SIGKILL)."
     instance.report_engine_event(f"[DagsterApiServer] {reason}", run)
     instance.add_run_tags(run.run_id, {notifications.WILL_RETRY_TAG: "true"})
     instance.report_run_failed(run)
@@ -218,6 +218,17 @@ def test_a_killed_run_is_told_with_dagsters_reason_and_that_it_is_launched_again
     (told,) = webhook
     assert f"({CLEANING}) failed. {reason}" in told, "no reason that names nothing"
     assert told.endswith("It is launched again from the step that did not end.")
+    # As `llm-assets down` ends one (tests/llm_assets/test_queue.py has Dagster do it).
+    for will_retry in ("true", "false"):
+        ended = instance.get_run_by_id(automated.run_job(CLEANING))
+        assert ended is not None
+        tags_of_ended = {notifications.REASON_TAG: notifications.ENDED}
+        instance.add_run_tags(
+            ended.run_id, tags_of_ended | {notifications.WILL_RETRY_TAG: will_retry}
+        )
+        instance.report_run_failed(ended)
+        automated.tick("failed_runs_are_told")
+        assert len(webhook) == (1 if will_retry == "true" else 2)
 
 
 def test_of_several_failed_runs_none_is_told_again_where_one_cannot_be_told(

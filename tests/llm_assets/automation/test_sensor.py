@@ -100,12 +100,17 @@ def test_lists_of_files_are_kept_of_texts_that_can_still_be_compared(automated: 
 def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated) -> None:
     automated.automate(retries=1, retry_minutes=60)
     automated.add()
-    automated.end(automated.launch(automated.tick()), succeeded=False)
-    assert "the next try is at" in str(automated.tick())
+    first = automated.launch(automated.tick())
+    automated.end(first, succeeded=False, reason="No space left\non device")
+    told = str(automated.tick())
+    assert "the next try is at" in told
+    assert told.endswith(" It failed: No space left on device")
     automated.automate(retry_minutes=0)
-    second = automated.expect_run()
-    automated.end(automated.launch(second), succeeded=False)
-    assert "2 runs did not resolve this" in str(automated.tick())
+    second = automated.launch(automated.tick())
+    automated.end(second, succeeded=False, reason="killed " * 100)
+    told = str(automated.tick())
+    assert "2 runs did not resolve this" in told
+    assert told.endswith(" killed killed …")
 
 
 def test_a_run_that_somebody_deleted_holds_no_other_back(automated: Automated) -> None:
