@@ -6,7 +6,7 @@ pool would wait for it.
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -48,13 +48,16 @@ def _run_processes(settings: PipelineSettings) -> dg.SensorDefinition:
         "wait for them and they can be launched again.",
     )
     def run_processes(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        instance = context.instance
+        instance, runs = context.instance, Runs(context.instance, settings)
+        # First, since Dagster may launch a run again as soon as it is reported as failed.
+        _hold_back(runs, datetime.now(UTC))
         # Only those that have started are looked at: Dagster's run monitoring (dagster.yaml) fails
         # those that never start.
-        died = [run for run in Runs(instance, settings).started() if _has_ended(instance, run)]
+        started = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+        died = [run for run in started if runs.is_ours(run) and _has_ended(instance, run)]
         for run in died:
-            # First the tags: Dagster may launch the run again as soon as it is reported as failed.
-            _tag(instance, settings, run)
+            for event in instance.get_records_for_run(run.run_id, limit=1, ascending=False).records:
+                instance.add_run_tags(run.run_id, {LAST_EVENT_TAG: str(event.timestamp)})
             instance.report_run_failed(run, "The run's process ended without reporting why.")
         # Without a reason there is nothing that `llm-assets status` would tell.
         return dg.SkipReason(f"Failed: {', '.join(run.run_id for run in died)}" if died else None)
@@ -62,19 +65,26 @@ def _run_processes(settings: PipelineSettings) -> dg.SensorDefinition:
     return run_processes
 
 
-def _tag(instance: dg.DagsterInstance, settings: PipelineSettings, run: dg.DagsterRun) -> None:
-    """Tag a run that died, before Dagster hears that it failed."""
-    events = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
-    for event in events:
-        instance.add_run_tags(run.run_id, {LAST_EVENT_TAG: str(event.timestamp)})
+def _hold_back(runs: Runs, now: datetime) -> None:
+    """Have Dagster launch no run again that dies while automation launches none.
+
+    That is said of runs that live: of one that the kernel killed, the code server tells Dagster,
+    and asks nobody before. Whatever asked for such a run asks again when it may.
+    """
     # Blackouts and the budget hold back neither the runs of people, which have no such tag, nor
     # those of the endpoint's sensor.
-    if run.tags.get(LAUNCHED_BY_TAG, ENDPOINT_SENSOR) == ENDPOINT_SENSOR:
-        return
-    runs, now = Runs(instance, settings), datetime.now(UTC)
-    if runs.blackout(now) or runs.budget_spent(now):
-        # Dagster would launch it again at once; whatever asked for it asks again when it may.
-        instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})
+    limited = [
+        run
+        for run in runs.unfinished()
+        if run.tags.get(LAUNCHED_BY_TAG, ENDPOINT_SENSOR) != ENDPOINT_SENSOR
+    ]
+    # What begins before the next look counts already, even where that comes late.
+    moments = [now + timedelta(seconds=PROCESSES_SECONDS * looks) for looks in range(3)]
+    is_held = bool(limited) and any(runs.blackout(at) or runs.budget_spent(at) for at in moments)
+    most = 0 if is_held else runs.instance.run_retries_max_retries
+    for run in limited:
+        if (run.tags.get(MAX_RETRIES_TAG) == "0") != is_held:
+            runs.instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: str(most)})
 
 
 def _has_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:

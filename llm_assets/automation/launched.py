@@ -78,11 +78,6 @@ class Runs:
         # its process in a tag, so it need not hold up others until then.
         return [run for run in runs if self.is_ours(run) and not has_died(run)]
 
-    def started(self) -> list[dg.DagsterRun]:
-        """Those of this pipeline that count as running, whether or not their process is there."""
-        runs = self.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
-        return [run for run in runs if self.is_ours(run)]
-
     def is_ours(self, run: dg.DagsterRun) -> bool:
         """Whether a run is of this pipeline, as far as its tags and assets tell."""
         if PIPELINE_TAG in run.tags:

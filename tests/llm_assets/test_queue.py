@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster
@@ -20,6 +21,7 @@ from dagster import (
 
 from llm_assets.automation.dead_runs import STARTED
 from llm_assets.automation.launched import LAUNCHED_BY_TAG, SCHEDULE
+from llm_assets.automation.notifications import ENDED, REASON_TAG, WILL_RETRY_TAG
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.history import ENDPOINT_SENSOR, PIPELINE_TAG, TEXT_SENSOR
@@ -27,9 +29,6 @@ from tests.conftest import ROOT, Project, make_project
 from tests.dagster_services import daemon
 from tests.forked import run_command
 from tests.waiting import wait_until
-
-WILL_RETRY_TAG = "dagster/will_retry"
-"""Whether Dagster launches a run again that failed."""
 
 
 @pytest.fixture
@@ -113,16 +112,29 @@ def test_a_run_is_failed_once_its_process_has_died(small: Project) -> None:
         assert look() == f"Failed: {runs[1]}"
 
 
-@pytest.mark.parametrize("limit", ["blackouts", "monthly_hours", None])
+@pytest.mark.parametrize("is_told_by_dagster", [False, True])
+@pytest.mark.parametrize("limit", ["blackouts", "soon", "over", "monthly_hours", None])
 def test_a_run_that_died_is_launched_again_only_when_automation_may(
-    small: Project, limit: str | None
+    small: Project, limit: str | None, is_told_by_dagster: bool
 ) -> None:
-    values: dict[str | None, object] = {"blackouts": ["00:00-24:00"], "monthly_hours": 1e-9}
-    small.configure(automation={limit: values[limit]} if limit else {})
-    defs = build_definitions(load_settings(small.config), str(small.config))
-    process = subprocess.Popen(["true"])
-    process.wait()
+    """The sensor finds it, or the code server tells of it first, as when the kernel killed it."""
+    now, whole_day = datetime.now(UTC), dict[str, object](blackouts=["00:00-24:00"])
+    begins, ends = (f"{now + timedelta(minutes=minutes):%H:%M}" for minutes in (1, 3))
+    values: dict[str | None, dict[str, object]] = {
+        "blackouts": whole_day,
+        "soon": {"blackouts": [f"{begins}-{ends}"]},
+        "over": whole_day,
+        "monthly_hours": {"monthly_hours": 1e-9},
+        None: {},
+    }
+    process = subprocess.Popen([sys.executable, "-c", "input()", "dagster"], stdin=subprocess.PIPE)
     with DagsterInstance.from_config(str(small.folder)) as instance:
+
+        def look(automation: dict[str, object]) -> None:
+            small.configure(automation={"time_zone": "UTC", "blackouts": []} | automation)
+            defs = build_definitions(load_settings(small.config), str(small.config))
+            defs.resolve_sensor_def("run_processes").evaluate_tick(build_sensor_context(instance))
+
         expected = {}
         for launched_by in (TEXT_SENSOR, SCHEDULE, ENDPOINT_SENSOR, None):
             run = create_run(instance, small, "retraining", DagsterRunStatus.NOT_STARTED)
@@ -131,17 +143,27 @@ def test_a_run_that_died_is_launched_again_only_when_automation_may(
             tags = {LAUNCHED_BY_TAG: launched_by} if launched_by else {}
             instance.add_run_tags(run.run_id, {PIPELINE_TAG: "manual"} | tags)
             instance.report_engine_event(started(process.pid), run)
-            is_held_back = limit and launched_by in (TEXT_SENSOR, SCHEDULE)
-            expected[run.run_id] = "false" if is_held_back else "true"
-        defs.resolve_sensor_def("run_processes").evaluate_tick(build_sensor_context(instance))
+            may = limit in ("over", None) or launched_by not in (TEXT_SENSOR, SCHEDULE)
+            expected[run.run_id] = str(may).lower()
+        look(values[limit])
+        if limit == "over":
+            look({})
+        process.communicate(b"\n")
+        if is_told_by_dagster:
+            for run in instance.get_runs():
+                instance.report_run_failed(run)
+        else:
+            look({} if limit == "over" else values[limit])
         runs = {run.run_id: run for run in instance.get_runs()}
         assert {name: run.tags[WILL_RETRY_TAG] for name, run in runs.items()} == expected
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_whose_process_was_killed_is_launched_again_by_dagster(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
+    """By the kernel, or as `llm-assets down` ends it, of which nobody is told."""
     monkeypatch.chdir(project.folder)
     launch(project, "retraining")
     with (
@@ -157,8 +179,10 @@ def test_a_run_whose_process_was_killed_is_launched_again_by_dagster(
             return pids[0] if pids and is_under_way else None
 
         wait_until(process, told=log.read_text)
-        os.kill(process() or 0, signal.SIGKILL)
+        os.kill(process() or 0, number)
         wait_until(lambda: len(instance.get_runs()) == 2, told=log.read_text)
         again, killed = instance.get_runs()
         assert killed.status is DagsterRunStatus.FAILURE and again.parent_run_id == killed.run_id
+        assert killed.tags[WILL_RETRY_TAG] == "true"
+        assert (killed.tags.get(REASON_TAG) == ENDED) is (number == signal.SIGTERM)
         instance.report_run_canceled(again)
