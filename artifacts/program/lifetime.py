@@ -175,10 +175,9 @@ class Watchdog:
     def __init__(self, seconds: float, reason: str) -> None:
         """Expect `progress` at least every so many seconds; `reason` is told where none comes."""
         self._seconds, self._reason = seconds, reason
-        self._is_over = threading.Event()
+        self._is_over, self._count = threading.Event(), 0
 
     def __enter__(self) -> Self:
-        self.progress()
         # A thread, since a signal's handler would wait for the call that does not return.
         threading.Thread(target=self._watch, daemon=True).start()
         return self
@@ -188,12 +187,17 @@ class Watchdog:
 
     def progress(self) -> None:
         """Say that the work goes on."""
-        self._deadline = time.monotonic() + self._seconds
+        self._count += 1
 
     def _watch(self) -> None:
-        while (remaining := self._deadline - time.monotonic()) > 0:
-            if self._is_over.wait(min(remaining, threading.TIMEOUT_MAX)):
+        # A hundred waits are counted and no clock is read, which goes on while this process is
+        # stopped: by a person, a debugger, or with its machine.
+        seen = waits = 0
+        while waits < 100:
+            if self._is_over.wait(min(self._seconds / 100, threading.TIMEOUT_MAX)):
                 return
+            count = self._count
+            seen, waits = count, waits + 1 if count == seen else 0
         print(f"{self._reason} The stacks of its threads:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback()
         os._exit(1)

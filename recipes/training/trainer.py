@@ -101,10 +101,6 @@ class Trainer:
 
     def finish(self) -> TrainingResult:
         """Train to the last step, or until it diverges; export the model, write `result.json`."""
-        # The starting model's validation; a run that goes on has it in its checkpoint.
-        if 0 not in self._state.validation:
-            self._validate()
-        self._counted_to = time.perf_counter()
         minutes = self._training.placement.hang_minutes
         # On every worker: the others wait for one that hangs for hours (`workers.host_group`).
         with Watchdog(
@@ -112,6 +108,10 @@ class Trainer:
             f"No step ended within {minutes:g} minutes (`checkpoint.placement.hang_minutes`), so "
             "this training is ended; it goes on from its newest checkpoint when started again.",
         ) as self._watchdog:
+            # The starting model's validation; a run that goes on has it in its checkpoint.
+            if 0 not in self._state.validation:
+                self._validate()
+            self._counted_to = time.perf_counter()
             self._train()
         return self._complete()
 

@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,12 @@ from artifacts.program.lifetime import Child
 print(Child(["sleep", "600"], heeds_parent=False).pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+WATCHED = """
+from artifacts.program.lifetime import Watchdog
+with Watchdog(3, "It hangs."):
+    print("ready", flush=True)
+    input()
+"""
 
 
 def python(code: str) -> list[str]:
@@ -67,6 +75,21 @@ def test_a_program_that_will_not_end_is_ended(tmp_path: Path) -> None:
     assert child.wait(0.2) is None
     child.end(0.2)
     assert child.poll() == -signal.SIGKILL
+
+
+def test_a_program_that_was_stopped_has_not_hung() -> None:
+    """As with Ctrl-Z, in a debugger, or on a machine that was suspended."""
+    with subprocess.Popen(
+        python(WATCHED), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin and program.stdout and program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        program.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        assert program.poll() is None
+        program.communicate("\n")
+    assert program.returncode == 0
 
 
 @pytest.fixture
