@@ -242,20 +242,20 @@ def request_run(
     launched_by: str,
     run_config: dict[str, Any] | None = None,
     is_limited: bool = True,
-    waits: bool = True,
+    busy: Sequence[dg.DagsterRun] | None = None,
 ) -> dg.RunRequest | Wait:
     """The run that is to answer a question now, or why none is launched.
 
     Args:
         is_limited: whether blackout windows and the month's budget hold it back.
-        waits: whether any other run of the pipeline that is under way does.
+        busy: the runs under way that do; unless given, all of the pipeline's.
     """
     key = run_key(question, runs, now)
     if isinstance(key, Wait):
         return key
     # It does not matter who launched it: its model may become the wanted version, against which the
     # question is asked.
-    if waits and (busy := runs.unfinished()):
+    if busy := runs.unfinished() if busy is None else busy:
         return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
     # The budget first: reported after a blackout, it would be told again after each of them.
     if is_limited and (reason := runs.budget_spent(now)):

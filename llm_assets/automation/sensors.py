@@ -33,7 +33,7 @@ from llm_assets.automation.decision import (
     text_of,
 )
 from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, training_config
-from llm_assets.automation.launched import Runs, read_cursor
+from llm_assets.automation.launched import LAUNCHED_BY_TAG, Runs, read_cursor
 from llm_assets.automation.notifications import conclude, tell_once, tick_result
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder, judged_documents
@@ -388,14 +388,17 @@ def _decide_on_endpoint(
         crash = good.stat().st_mtime_ns if good.exists() else "never"
     if wanted == champion and crash is None:
         return Wait(f"Version {wanted.version} is wanted and serving.")
-    # Without a crash, each move of an alias asks another question, which has retries of its own.
-    question = TextQuestion(f"serve-{crash or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
+    busy, beside = runs.unfinished(), ""
+    if is_gone:
+        # A training that takes hours is not waited for. It may leave the endpoint no memory, so
+        # tries beside it have a limit of their own.
+        own = [run for run in busy if run.tags.get(LAUNCHED_BY_TAG) == history.ENDPOINT_SENSOR]
+        busy, beside = own, "-beside" if own != busy else ""
+    # Without a crash, each move of an alias asks another question, which has retries of its own.
+    question = TextQuestion(f"serve-{crash or len(state.history)}{beside}", wanted.version)
     # What is decided already is served at once: blackouts and the budget are for training runs.
-    # Where nothing answers, a training that takes hours is not waited for either.
-    request = request_run(
-        question, runs, now, history.ENDPOINT_SENSOR, is_limited=False, waits=not is_gone
-    )
+    request = request_run(question, runs, now, history.ENDPOINT_SENSOR, is_limited=False, busy=busy)
     if isinstance(request, Wait):
         reason = f"Version {wanted.version} is wanted, but does not serve. {request.reason}"
         return replace(request, reason=reason)

@@ -352,6 +352,8 @@ def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
 def test_an_endpoint_that_died_is_not_left_dead_while_a_training_goes_on(
     automated: Automated,
 ) -> None:
+    """Nor for good where it cannot start beside the training, which may have the memory."""
+    automated.automate(retries=0)
     automated.add()
     training = automated.launch(automated.tick())
     automated.cursor = None
@@ -360,6 +362,10 @@ def test_an_endpoint_that_died_is_not_left_dead_while_a_training_goes_on(
     automated.say_endpoint(GONE, "long ago", "serving")
     again = automated.launch(automated.tick("endpoint_follows"))
     assert f"Run {again[:8]} is under way for this" in str(automated.tick("endpoint_follows"))
+    automated.end(training, succeeded=False)
+    assert f"Run {again[:8]}" in str(automated.tick("endpoint_follows")), "one start at a time"
+    automated.end(again, succeeded=False)
+    automated.expect_run("endpoint_follows")
 
 
 def test_an_endpoint_of_which_nothing_is_left_is_served_again(automated: Automated) -> None:
