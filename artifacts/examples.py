@@ -79,7 +79,7 @@ def _role_fault(roles: list[str]) -> tuple[str, str] | None:
         if role != expected:
             # Counted from 1, the system's turn included.
             place = number + 1 + len(roles) - len(turns)
-            return "wrong_roles", f"message {place} is of {role!r}, where {expected!r} belongs"
+            return "wrong_roles", f"turn {place} is of {role!r}, where {expected!r} belongs"
     if turns[-1] == "user":
         return "ends_with_user", "the conversation ends with the user, so there is no last answer"
     return None

@@ -183,7 +183,7 @@ def _answered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """A transcript as turns up to its last answer: what somebody writes in several messages is one
     turn, and what a user says after the last answer, such as thanks, teaches nothing."""
     turns = [
-        _turn(role, "\n\n".join(message["content"] for message in of_role))
+        _turn(role, "\n\n".join(filter(str.strip, (message["content"] for message in of_role))))
         for role, of_role in groupby(messages, key=itemgetter("role"))
     ]
     return turns[:-1] if [t["role"] for t in turns[-2:]] == ["assistant", "user"] else turns

@@ -171,7 +171,8 @@ class Files(Settings):
     other than `json`, `csv` and `parquet` then counts as unreadable (`on_bad_file`); leave such
     formats out of `formats` if the folder holds other files as well."""
     strip_html: bool = False
-    """Whether to read only the text of columns with HTML in them, without the tags."""
+    """Whether to read only the text of columns with HTML in them, without the tags; indentation is
+    kept in `<pre>` alone. A text without a closing tag or `<br>` loses only entities (`&amp;`)."""
     id_column: str | None = None
     """The column or JSON key that holds the document's id. If unset, and in formats without
     columns, ids are made from the file's path and the document's place in the file. A row that

@@ -79,7 +79,8 @@ def plan_columns(
         settings = dict(ordered)
     for key, value in ordered:
         notes.append(f"tables read by `{key}` ({counts[key, value]:,}): {shown_in_line(value)}")
-    if any(map(MARKUP.search, written)):
+    # In a few rows, tags may be what a text is about, and code without them is no code.
+    if 2 * sum(map(bool, map(MARKUP.search, written))) > len(written):
         settings["strip_html"] = True
         notes.append("HTML in tables is read without its tags (`strip_html`)")
     found = [*written, *(value for _, value in ordered)]

@@ -3,9 +3,12 @@
 import logging
 import re
 from collections.abc import Iterator
+from html import unescape
+from html.entities import name2codepoint
 from typing import Any
 
 from artifacts.errors import first_line
+from artifacts.settings import with_whole_characters
 from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.files.streams import BadFile, Content, decode
 from spark_jobs.read.files.whole import naming_encoding, one_document
@@ -93,7 +96,9 @@ def all_text(markup: str) -> str:
     return "\n".join(filter(None, (line.translate(blanks).rstrip() for line in lines)))
 
 
-MARKUP = re.compile(r"</[a-z][a-z0-9]*\s*>|<br\s*/?>|&(?:[a-z]+|#\d+);", re.IGNORECASE)
+_TAGS = r"(?i:</[a-z][a-z0-9]*\s*>|<br\s*/?>)"
+_ENTITY = rf"&(?:#\d+|#x[\da-fA-F]+|apos|{'|'.join(name2codepoint)});"
+MARKUP = re.compile(f"{_TAGS}|{_ENTITY}")
 """What a text with HTML has, and one that only compares, as in `a < b`, has not."""
 
 
@@ -103,7 +108,12 @@ def without_html(value: Any) -> Any:
         return [without_html(item) for item in value]
     if isinstance(value, dict):
         return {key: without_html(item) for key, item in value.items()}
-    return all_text(value) if isinstance(value, str) and MARKUP.search(value) else value
+    if not isinstance(value, str):
+        return value
+    if re.search(_TAGS, value):
+        return all_text(with_whole_characters(value))
+    # Without tags it may be code, of which a parser would take `a<b` for one.
+    return re.sub(_ENTITY, lambda found: unescape(found[0]).replace("\xa0", " "), value)
 
 
 _SAFE = {"resolve_entities": False, "no_network": True, "huge_tree": True}

@@ -370,17 +370,18 @@ def test_columns_are_found_in_whatever_a_run_reads(
 
 
 @pytest.mark.parametrize(
-    ("row", "strips", "told"),
+    ("rows", "strips", "told"),
     [
-        ({"question": "Which valve?", "answer": "<p>The ball valve.</p>"}, True, True),
-        ({"messages": [{"role": "user", "content": "Why?"}]}, False, True),
-        ({"body": "It holds if a < b, and else it does not."}, False, False),
+        ([{"question": "Which valve?", "answer": "<p>The ball valve.</p>"}], True, True),
+        ([{"messages": [{"role": "user", "content": "Why?"}]}], False, True),
+        ([{"body": "It holds if a < b, and else it does not."}], False, False),
+        ([{"body": f"Write {tag} around it."} for tag in ("<b></b>", "a box", "*")], False, False),
     ],
 )
 def test_html_and_conversations_in_tables_are_recognized(
-    tmp_path: Path, row: dict[str, object], strips: bool, told: bool
+    tmp_path: Path, rows: list[dict[str, object]], strips: bool, told: bool
 ) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = Files(type="files", path=str(tmp_path))
     chosen, _, notes = plan_columns(source, find_files(source).files)
     assert chosen.get("strip_html", False) is strips

@@ -101,6 +101,22 @@ def test_of_html_in_columns_only_the_text_is_learned(tmp_path: Path) -> None:
     assert (prompt["content"], answer["content"]) == ("Is 2 < 3?", "Yes & no.\nRegards\nAda B.")
 
 
+@pytest.mark.parametrize(
+    ("text", "learned"),
+    [
+        ("It&#x27;s &frac12;&nbsp;&amp; more", "It's ½ & more"),
+        *((code, code) for code in ("if (a<b) {\n    p = &x;\n}", "?a=1&copy=2", "&amplitude;")),
+        ("\ud800<br>b", "\ufffd\nb"),
+    ],
+)
+def test_code_keeps_its_shape_where_html_is_left_out(
+    text: str, learned: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    (document,) = read({"type": "files", "path": str(tmp_path), "strip_html": True})
+    assert isinstance(document, Document) and document.text == learned
+
+
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache as the Hub's client lays it out, of one data set with two subsets."""
@@ -190,6 +206,7 @@ def talk(*messages: object) -> dict[str, Any]:
     [
         ([*TURNS, OTHER], TURNS),
         ([*TURNS, OTHER, OTHER], TURNS),
+        ([TURNS[0], OTHER | {"content": " "}, TURNS[1]], TURNS),
         (
             [TURNS[0], OTHER, WORSE, TURNS[1]],
             [OTHER | {"content": "Why?\n\nWhen?"}, WORSE | {"content": "No.\n\nSo."}],
@@ -211,8 +228,9 @@ def test_a_transcript_is_turns_up_to_its_last_answer(
             ({"form": "conversations"}, *row)
             for row in (
                 (talk(TURNS[0]), "ends_with_user", "there is no last answer"),
-                (talk(*TURNS[::-1]), "wrong_roles", "message 1 is of 'assistant'"),
+                (talk(*TURNS[::-1]), "wrong_roles", "turn 1 is of 'assistant'"),
                 (talk(WORSE | {"role": "tool"}, TURNS[1]), "wrong_roles", "is of 'tool'"),
+                (talk(OTHER, OTHER, WORSE | {"role": "tool"}), "wrong_roles", "turn 2 is of"),
                 (talk(TURNS[0], WORSE | {"content": " "}), "empty_target", "assistant is empty"),
                 (talk(), "no_example", "no list of messages"),
                 (talk("text"), "no_example", "is not an object with texts"),
