@@ -1,11 +1,11 @@
 """Checks what a run needs before it starts, and foresees its steps, time and disk space."""
 
 import json
-import math
 import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from struct import unpack_from
 from typing import Any
 
 from rich.filesize import decimal
@@ -216,44 +216,43 @@ def tokens_per_second() -> float:
 
 
 def describe_base(settings: base_model.BaseModelSettings) -> Base:
-    """What is known of a base model without loading it.
-
-    Raises:
-        UserError: the package or the folder is not there.
-    """
+    """What is known of a base model without loading it; raises UserError where it is not there."""
     files = base_model.source_files(settings)
     if settings.package:
-        from gguf import GGUFReader
-
-        reader = GGUFReader(files[0])
-        parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        entries = (
-            # GGUF names it by the architecture: `llama.context_length`.
-            entry
-            for name, entry in reader.fields.items()
-            if name.endswith(".context_length")
-        )
-        length = next((int(entry.contents()) for entry in entries), None)
-        return Base(parameters * MASTER_BYTES, parameters, {POSITION_KEYS[0]: length})
+        return _describe_gguf(files[0])
     weights = [file for file in files if file.suffix == ".safetensors"]
     configs = (json.loads(file.read_bytes()) for file in files if file.name == "config.json")
-    parameters = sum(map(_parameters, weights))
+    parameters, _ = base_model.count_weights(weights)
     return Base(sum(file.stat().st_size for file in files), parameters, next(configs, {}))
 
 
-def _parameters(weights: Path) -> int:
-    from safetensors import SafetensorError, safe_open
+def _describe_gguf(path: Path) -> Base:
+    import numpy as np
+    from gguf import GGUFEndian, GGUFReader, GGUFValueType
 
-    try:
-        with safe_open(weights, framework="numpy") as file:
-            # The head of the file has the shape of every tensor, so no weights are read.
-            names = file.keys()
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-    except SafetensorError as error:
-        raise UserError(
-            f"`base_model`: {weights} is not a whole safetensors file ({error}). Copy it again; in "
-            "a folder that was cloned without Git LFS, fetch it with: git lfs pull"
-        ) from None
+    class Head(GGUFReader):
+        """Leaves out the values of arrays: to cut a vocabulary into its words takes seconds."""
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            (kind,), (count,) = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            end = orig_offs + kind.nbytes + count.nbytes
+            if kind == GGUFValueType.STRING:
+                order = ">Q" if self.endianess == GGUFEndian.BIG else "<Q"
+                for _ in range(count):
+                    end += 8 + unpack_from(order, self.data.data, end)[0]
+            else:
+                number = self.gguf_scalar_to_np[GGUFValueType(kind)]
+                end += int(count) * np.dtype(number).itemsize
+            return end - orig_offs, [], [], [GGUFValueType.ARRAY]
+
+    head = Head(path)
+    parameters = sum(int(tensor.n_elements) for tensor in head.tensors)
+    # GGUF names it by the architecture: `llama.context_length`.
+    names = (name for name in head.fields if name.endswith(".context_length"))
+    length = next((int(head.fields[name].contents()) for name in names), None)
+    return Base(parameters * MASTER_BYTES, parameters, {POSITION_KEYS[0]: length})
 
 
 def bytes_written(settings: PipelineSettings, base: Base, text_bytes: float, steps: int) -> float:

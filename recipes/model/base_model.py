@@ -12,7 +12,7 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -322,7 +322,10 @@ def _from_folder(source: Path, folder: Path, report: Callable[[str], None]) -> d
     report(f"Copying the model in {source}")
     for path in _copied_files(_check_folder(source)):
         shutil.copy2(path, folder / path.name)
-    return {"source": f"folder {source}", "license": _licence_of_card(source)}
+    card = source / "README.md"
+    text = card.read_text(errors="replace") if card.exists() else ""
+    named = re.search(r"^license:(.*)", text, re.MULTILINE)
+    return {"source": f"folder {source}", "license": named[1].strip() if named else "not stated"}
 
 
 def _from_hub(
@@ -398,25 +401,9 @@ def _copied_files(folder: Path) -> list[Path]:
     return sorted(p for p in paths if p.suffix != ".safetensors" or p in weights)
 
 
-def _licence_of_card(folder: Path) -> str:
-    card = folder / "README.md"
-    text = card.read_text(errors="replace") if card.exists() else ""
-    named = re.search(r"^license:(.*)", text, re.MULTILINE)
-    return named[1].strip() if named else "not stated"
-
-
 def _describe(folder: Path) -> dict[str, Any]:
-    from safetensors import safe_open
-
     config = json.loads((folder / CONFIG_NAME).read_text())
-    parameters, dtypes = 0, set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="numpy") as weights:
-            for name in weights.keys():  # noqa: SIM118 - not a mapping
-                # A slice knows shape and type by the file's header; no weight is read.
-                part = weights.get_slice(name)
-                dtypes.add(part.get_dtype())
-                parameters += math.prod(part.get_shape())
+    parameters, dtypes = count_weights(folder.glob("*.safetensors"))
     return {
         "architecture": (config.get("architectures") or [config.get("model_type")])[0],
         "parameters": parameters,
@@ -424,6 +411,27 @@ def _describe(folder: Path) -> dict[str, Any]:
         "tokenizer_sha256": sha256_of(str(folder / "tokenizer.json")),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
     }
+
+
+def count_weights(paths: Iterable[Path]) -> tuple[int, set[str]]:
+    """Count the weights of safetensors files, and name their types; raises UserError."""
+    from safetensors import SafetensorError, safe_open
+
+    parameters, dtypes = 0, set()
+    for path in paths:
+        try:
+            with safe_open(path, framework="numpy") as weights:
+                for name in weights.keys():  # noqa: SIM118 - not a mapping
+                    # A slice knows shape and type by the file's header; no weight is read.
+                    part = weights.get_slice(name)
+                    dtypes.add(part.get_dtype())
+                    parameters += math.prod(part.get_shape())
+        except SafetensorError as error:
+            raise UserError(
+                f"`base_model`: {path} is not a whole safetensors file ({error}). Copy it again; "
+                "in a folder that was cloned without Git LFS, fetch it with: git lfs pull"
+            ) from None
+    return parameters, dtypes
 
 
 WANTED = {
