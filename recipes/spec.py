@@ -97,6 +97,13 @@ class TrainingSpec(BaseModel):
         return ShardSet(self.shards_folder, self.shards, *splits)
 
 
+UNIT_NOTES = {
+    "bits per target": " (fewer are better; a target is a token of an answer, a hidden token, a "
+    "class, or which of two answers was chosen)"
+}
+"""What to say of a unit where it is shown first."""
+
+
 class TrainingResult(BaseModel):
     """`result.json`: what the checkpoint's manifest says of the run."""
 

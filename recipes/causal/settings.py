@@ -44,7 +44,7 @@ class FineTuningSettings(ContinuedPretrainingSettings):
     """Which recipe this is."""
     exact_match: ExactMatchSettings | None = None
     """Let the gate decide by how often the last answer of a conversation is correct, instead of by
-    the bits per byte of all answers; `exact_match: {}` uses the defaults."""
+    bits per byte of answers, mostly tone and wording; `exact_match: {}` uses the defaults."""
 
     @property
     def form(self) -> Form:

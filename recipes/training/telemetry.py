@@ -28,6 +28,7 @@ from recipes.spec import (
     METRICS_NAME,
     STEPS_FOR_ESTIMATE,
     TENSORBOARD_NAME,
+    UNIT_NOTES,
     TrainingSpec,
     describe_progress,
     read_metrics,
@@ -117,7 +118,8 @@ class Telemetry:
         self._events.add_scalar(f"validation/{name}", value, step)
         if self._remote:
             self._remote.log({f"validation_{name}": value}, step=step)
-        self._report(f"step {step} of {self._steps} · validation {value:.4f} {unit}")
+        note = UNIT_NOTES.get(unit, "") if step == 0 else ""
+        self._report(f"step {step} of {self._steps} · validation {value:.4f} {unit}{note}")
 
     def publish(self) -> None:
         """Bring all that was told so far to where others read it."""
@@ -164,7 +166,6 @@ class Validation:
         tells_every_token = shards.stats.form == "pretraining" and not objective.scorer
         self._units_per_target = bytes_per_token(shards) if tells_every_token else 1.0
         self.unit = "bits per byte" if tells_every_token else "bits per target"
-        """A target is a token of an answer, a hidden token, or a class."""
         count = min(spec.training.validation.rows, len(shards))
         sample = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
         # Every worker must run equally many forward passes, so the last ones may be padding.

@@ -28,7 +28,7 @@ from llm_assets.cli.pipeline.summary import (
 from llm_assets.config import PipelineSettings
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.tracing.explain import read_samples
-from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE
+from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE
 from recipes.spec import METRICS_NAME, read_metrics
 from tests.conftest import ROOT, Project
 from tests.listening import outside_loopback
@@ -95,7 +95,9 @@ def test_the_share_that_was_read_does_not_count_the_tokens_that_were_trained_on(
         stats=trained | {"validation_unit": "bits per target"}, url=str(tmp_path)
     )
     shards: Any = SimpleNamespace(stats={"tokens": {"train": 100}, "rows": {"train": 10}})
-    assert dict(training_lines(checkpoint, shards))["coverage"].startswith("2.0 passes over the")
+    told = dict(training_lines(checkpoint, shards))
+    assert told["coverage"].startswith("2.0 passes over the")
+    assert "bits per target (fewer are better; a target is a token of an answer" in told["training"]
 
 
 def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made: Project) -> None:
@@ -148,7 +150,7 @@ def test_of_a_chat_model_the_screen_shows_what_was_asked_and_the_texts_own_answe
     assert re.search(r"Which fuse\? +13 A\. +13 A\. +16 A\.", told), told
 
 
-def test_general_text_is_not_told_in_bits_of_answers() -> None:
+def test_bits_of_answers_are_told_with_what_they_do_not_show_and_general_text_in_others() -> None:
     metrics = {
         f"{task}_bits_per_byte": {role: {"value": 1.0} for role in ("base", "candidate")}
         for task in ("held_out", "general")
@@ -158,7 +160,12 @@ def test_general_text_is_not_told_in_bits_of_answers() -> None:
     evaluation: Any = SimpleNamespace(stats=stats)
     told = dict(evaluation_lines(evaluation))
     assert "bits per byte of answers (" in told["held-out text"]
+    assert "may still write wrong numbers and names" in told[""]
     assert told["general text"] == "1.0000 -> 1.0000 bits per byte (+0.0%)"
+    stats["exam"] = {"facts": 30}
+    assert "" not in dict(evaluation_lines(evaluation))
+    stats |= {"metric": BITS_PER_BYTE.model_dump(), "exam": None}
+    assert "" not in dict(evaluation_lines(evaluation))
 
 
 def test_scores_of_tasks_are_on_the_screen(made: Project) -> None:

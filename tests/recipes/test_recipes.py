@@ -105,6 +105,14 @@ def test_it_learns(prepared: Prepared, whole: TrainingSpec) -> None:
     assert result.validation["end"] < TASKS[prepared.name].learns * result.validation["start"]
 
 
+@pytest.mark.parametrize("prepared", ["fine_tuning"], indirect=True)
+def test_what_a_target_is_is_said_once(prepared: Prepared) -> None:
+    lines: list[str] = []
+    train_here(prepared.spec("told", steps=2, validation={"every_steps": 1}), lines.append)
+    told = [line for line in lines if "bits per target" in line]
+    assert ["a target is a token of an answer" in line for line in told] == [True, False, False]
+
+
 @pytest.mark.parametrize("prepared", ONE_PROCESS, indirect=True)
 def test_an_interrupted_run_goes_on_exactly(prepared: Prepared, whole: TrainingSpec) -> None:
     spec = prepared.spec("stopped", validation={"every_steps": 4})

@@ -25,10 +25,10 @@ from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.registry.card import number
 from llm_assets.tracing.explain import Samples, read_samples
 from recipes.evaluation.exam import read_questions
-from recipes.evaluation.settings import Metric, Rounds
+from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE, Metric, Rounds
 from recipes.sections import BUDGETS
 from recipes.settings import TrainingSettings
-from recipes.spec import read_metrics
+from recipes.spec import UNIT_NOTES, read_metrics
 
 SHOWN = (
     *("raw_corpus", "clean_corpus", "tokenized_shards"),
@@ -142,11 +142,12 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
         # In tokens, with those that the versions before it have read, as the asset shows it.
         coverage = f"{stats['coverage']:.1%} of the training text read so far, "
         coverage += f"{passes:.2g} of a pass in this run (`checkpoint.budget`)"
+    unit = stats["validation_unit"]
     return [
         (
             "training",
             f"{counted(stats['steps'], 'step')}, {stats['tokens_per_second']:.0f} tokens/s; "
-            f"validation text {before} -> {after} {stats['validation_unit']}",
+            f"validation text {before} -> {after} {unit}{UNIT_NOTES.get(unit, '')}",
         ),
         ("training loss", loss_line(read_metrics(checkpoint.url))),
         ("coverage", coverage),
@@ -176,6 +177,10 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         lines.append(
             (label, f"{number(base)} -> {number(candidate)} {task_metric.unit}{change}{basis}")
         )
+        if task_metric == ANSWER_BITS_PER_BYTE and not evaluation.stats.get("exam"):
+            told = "This says how likely the held-out answers are to the models. Most of an answer "
+            told += "is tone and wording, so a model that gains may still write wrong numbers and "
+            lines.append(("", f"{told}names. What judges facts: llm-assets docs recipes"))
     of_text = ("held_out_", "general_", "exam_")
     others = [
         f"{name} {number(of['base']['value'])} -> {number(of['candidate']['value'])}"
