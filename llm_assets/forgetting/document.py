@@ -1,9 +1,13 @@
 """What became of one document: merged, edited, trained on, forgotten."""
 
+import unicodedata
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from artifacts.errors import UserError
@@ -20,6 +24,8 @@ from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, UnknownDocument, explain_document
 from spark_jobs.read.document import DERIVED
 from spark_jobs.runtime.parquet import find_rows, open_parts, read_table
+
+_composed = partial(unicodedata.normalize, "NFC")
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,32 @@ class DocumentHistory:
         return values | ({"earlier": earlier} if earlier else {})
 
 
+def ids_as_stored(record: Pipeline, identifiers: Sequence[str]) -> list[str]:
+    """Ids as documents have them: where none has the very id, those of the same letters.
+
+    In names of files, macOS keeps accents apart from their letters; people type both as one.
+    """
+    named = {_composed(one) for one in identifiers if not one.isascii()}
+    if not named:
+        return list(identifiers)
+    known = [entry.id for entry in read_list(record.store, record.name).documents]
+    kinds = ("clean_corpus", "study", "raw_corpus")
+    names = [(kind, name) for kind in kinds for name in record.known(kind)]
+    urls = [corpus.url for name in names if (corpus := record.store.find_named(*name))]
+    if urls:
+        parts = open_parts([*urls, *(f"{url}/{PAST_FOLDER}" for url in urls)], ["id"])
+        has_letters = pc.utf8_normalize(pc.field("id"), form="NFC").isin(pa.array(sorted(named)))
+        known += parts.to_table(filter=has_letters)["id"].to_pylist()
+    stored: dict[str, dict[str, None]] = defaultdict(dict)
+    for one in known:
+        stored[_composed(one)][one] = None
+    spellings = ((one, stored[_composed(one)] or [one]) for one in identifiers)
+    return [found for one, alike in spellings for found in ([one] if one in alike else alike)]
+
+
 def find_document(record: Pipeline, state: RegistryState, identifier: str) -> DocumentHistory:
     """Look a document up; raises UserError where nothing of that id is known."""
+    identifier = ids_as_stored(record, [identifier])[0]
     forgotten = read_list(record.store, record.name).documents
     is_derived = DERIVED in identifier
     corpus = record.current("study" if is_derived else "clean_corpus")
@@ -106,7 +136,14 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
         for entry in forgotten
         if story.text_hash == entry.text_hash or (story.survivor == entry.id and not entry.numbered)
     ]
-    derivation = _derivation(corpus, story.survivor) if is_derived else None
+    derivation = None
+    if is_derived:
+        table = read_table(f"{corpus.url}/{DERIVATIONS_NAME}", DERIVATION_SCHEMA.names)
+        (made,) = table.filter(pc.equal(table["id"], story.survivor)).to_pylist()
+        method = "its facts in other forms"
+        if made["generator"]:
+            method = f"{made['generator']}, prompt {made['prompt']}, seed {made['seed']}"
+        derivation = f"made from {made['document']}: {method}"
     earlier = _earlier_texts(record, state, runs, identifier, story.text_hash)
     return DocumentHistory(story, exposure, exposure.lessons, matching, derivation, earlier)
 
@@ -125,11 +162,11 @@ def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
             f"{identifier!r} was read (source {row['source']}, {len(row['text']):,} characters), "
             f"and then left out by cleaning, which left out documents as: {told}."
         )
-    named = (f"/{identifier}", f"'{identifier}'")
-    faults = [fault for fault in raw.stats["faults"] if any(name in fault for name in named)]
-    unread = raw.stats["unread_examples"].items()
+    typed, unread = _composed(identifier), raw.stats["unread_examples"].items()
+    places = (f"/{typed}", f"'{typed}'")
+    faults = [one for one in raw.stats["faults"] if any(at in _composed(one) for at in places)]
     told = f"{identifier!r} was not read"
-    faults += [f"{told} ({kind})." for kind, names in unread if identifier in names]
+    faults += [f"{told} ({kind})." for kind, names in unread if typed in map(_composed, names)]
     return " ".join(faults)
 
 
@@ -158,12 +195,3 @@ def _earlier_texts(
         EarlierText(row["text_hash"], text_by_hash[row["text_hash"]], exposure)
         for row, exposure in zip(rows, exposures(runs, rows), strict=True)
     ]
-
-
-def _derivation(study: Artifact, identifier: str) -> str:
-    rows = read_table(f"{study.url}/{DERIVATIONS_NAME}", DERIVATION_SCHEMA.names)
-    (row,) = rows.filter(pc.equal(rows["id"], identifier)).to_pylist()
-    method = "its facts in other forms"
-    if row["generator"]:
-        method = f"{row['generator']}, prompt {row['prompt']}, seed {row['seed']}"
-    return f"made from {row['document']}: {method}"

@@ -1,7 +1,7 @@
 """What `llm-assets forget` would forget: the documents that are named, and what goes with them."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from artifacts.store.identity import hash_json
 from artifacts.store.store import Artifact
 from llm_assets.cli.session import Session
 from llm_assets.forgetting.certificate import search_corpora
+from llm_assets.forgetting.document import ids_as_stored
 from llm_assets.forgetting.erase import find_derived
 from llm_assets.forgetting.forgotten_list import (
     ForgetDecision,
@@ -69,8 +70,8 @@ class ForgetPlan:
 
 
 def find_documents(session: Session, identifiers: Sequence[str], source: str | None) -> list[str]:
-    """The ids that are named; raises UserError where there are none."""
-    ids = [identifier for identifier in identifiers if identifier.strip()]
+    """The ids that are named, as they are stored; raises UserError where there are none."""
+    ids = ids_as_stored(session.record, [name for name in identifiers if name.strip()])
     if source:
         clean = session.record.current("clean_corpus")
         ids += _ids_of(session, clean, pc.field("source") == source)
@@ -104,7 +105,12 @@ def make_plan(
         return plan
     record, state = session.record, session.registry.state()
     clean = record.current("clean_corpus")
-    copies = _find_copies(clean, new_ids)
+    # A document that is named may be a copy itself: then those of its survivor are meant.
+    own = find_duplicates(clean.url, "id", pa.array(new_ids, pa.string()))
+    survivors = pa.array(sorted({*new_ids, *own["survivor"].to_pylist()}), pa.string())
+    copies: Rows = defaultdict(list)
+    for row in find_duplicates(clean.url, "survivor", survivors).to_pylist():
+        copies[row["survivor"]].append(row)
     survivor_of = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
     documents = _look_up(session, clean, new_ids, survivor_of)
     named_rows = [row for texts in documents.values() for row in texts]
@@ -116,9 +122,16 @@ def make_plan(
     fewest = 0 if similar == "drop" else FEWEST_NGRAMS
     plan.signatures = {**_sign(named_rows, fewest), **_sign(derived_rows, FEWEST_NGRAMS)}
     holders: Rows = defaultdict(list)
-    for row in _find_holders(session, clean, plan, [*named_rows, *derived_rows], report):
+    signed = [
+        ForgottenText(id=row["id"], text_hash=row["text_hash"])
+        for row in [*named_rows, *derived_rows]
+        if row["text_hash"] in plan.signatures
+    ]
+    for row in search_corpora(record.store, [clean], signed, plan.signatures, report).to_pylist():
         document = document_of(row["forgotten"])
-        holders[survivor_of.get(document, document)].append(row)
+        # Others than those of the plan itself.
+        if row["text_hash"] not in plan.splits:
+            holders[survivor_of.get(document, document)].append(row)
     holding = [row["id"] for rows in holders.values() for row in rows]
     # What was made from a document that holds the text may hold it as well.
     derived |= find_derived(record, state, holding)
@@ -137,8 +150,19 @@ def make_plan(
         named = texts or [{"id": document, **no_text}]
         rows = [*named, *(row | {"survivor": document} for row in with_it)]
         plan.entries += [_entry(row, decision, similar, numbering) for row in rows]
-        if similar is None:
-            plan.undecided += _why_undecided(document, texts, len(holders[document]))
+        count, words = len(holders[document]), FEWEST_NGRAMS * NGRAM_SIZE
+        if similar is not None or not texts:
+            continue
+        if count > MOST_SIMILAR:
+            plan.undecided.append(
+                f"{count:,} other documents contain text of {document}, which may be boilerplate"
+            )
+        # A short text that was dropped raises no question: it is in no corpus to compare with.
+        elif texts[0]["split"] != DROPPED and not _sign(texts, FEWEST_NGRAMS):
+            plan.undecided.append(
+                f"{document} has fewer than {words} words, too few to distinguish it from other "
+                "text"
+            )
     return plan
 
 
@@ -204,12 +228,21 @@ def _look_up(
         # A copy has a text of its own from the time before it was one.
         documents[survivor_of.get(row["id"], row["id"])].append(row)
     unknown = {name for name, texts in documents.items() if not texts}
-    for row in _find_dropped(session, clean, unknown):
-        unknown.discard(row["id"])
-        # Cleaning may leave nothing of a text, and then there is no hash to know it by.
-        if row["text"]:
-            row |= {"split": DROPPED, "text_hash": text_hash(fold(row["text"]))}
-            documents[row["id"]].append(row)
+    raw, ids = _raw_corpus_of(session, clean), pa.array(sorted(unknown), pa.string())
+    # Without the filters that dropped them, but otherwise the same, so that hashes of texts agree.
+    apart = {"quality_filters": [], "classifiers": [], "minimum_characters": 1}
+    settings = session.settings.clean_corpus.model_copy(update=apart)
+    for part in find_parts(raw.url, RAW_COLUMNS, "raw_corpus") if raw and unknown else ():
+        if not pc.any(pc.is_in(part.read(["id"])["id"], ids)).as_py():
+            continue
+        rows = part.read([*RAW_COLUMNS, EXAMPLE_COLUMN])
+        rows = prepare_rows(rows.filter(pc.is_in(rows["id"], ids)), settings, None)
+        for row in rows.select(RAW_COLUMNS).to_pylist():
+            unknown.discard(row["id"])
+            # Cleaning may leave nothing of a text, and then there is no hash to know it by.
+            if row["text"]:
+                row |= {"split": DROPPED, "text_hash": text_hash(fold(row["text"]))}
+                documents[row["id"]].append(row)
     for identifier in identifiers:
         if survivor_of.get(identifier, identifier) in unknown:
             raise UserError(
@@ -219,52 +252,10 @@ def _look_up(
     return documents
 
 
-def _find_copies(clean: Artifact, identifiers: Sequence[str]) -> Rows:
-    """The copies of documents, of which some may be copies themselves, by their survivor."""
-    named = find_duplicates(clean.url, "id", pa.array(identifiers, pa.string()))
-    survivors = pa.array(sorted({*identifiers, *named["survivor"].to_pylist()}), pa.string())
-    copies: Rows = defaultdict(list)
-    for row in find_duplicates(clean.url, "survivor", survivors).to_pylist():
-        copies[row["survivor"]].append(row)
-    return copies
-
-
-def _find_dropped(session: Session, clean: Artifact, identifiers: Collection[str]) -> list[Row]:
-    """Those documents of the raw corpus, cleaned without the filters that dropped them, but
-    otherwise the same, so that the hashes of their texts agree."""
-    raw = _raw_corpus_of(session, clean)
-    if raw is None or not identifiers:
-        return []
-    apart = {"quality_filters": [], "classifiers": [], "minimum_characters": 1}
-    settings = session.settings.clean_corpus.model_copy(update=apart)
-    ids = pa.array(sorted(identifiers), pa.string())
-    found: list[Row] = []
-    for part in find_parts(raw.url, RAW_COLUMNS, "raw_corpus"):
-        if pc.any(pc.is_in(part.read(["id"])["id"], ids)).as_py():
-            rows = part.read([*RAW_COLUMNS, EXAMPLE_COLUMN])
-            rows = prepare_rows(rows.filter(pc.is_in(rows["id"], ids)), settings, None)
-            found += rows.select(RAW_COLUMNS).to_pylist()
-    return found
-
-
 def _sign(rows: Sequence[Row], fewest: int) -> Signatures:
     """The signatures of those texts that have at least `fewest` n-grams."""
     signatures = sign({row["text_hash"]: row["text"] for row in rows})
     return {text: signature for text, signature in signatures.items() if len(signature) >= fewest}
-
-
-def _find_holders(
-    session: Session, clean: Artifact, plan: ForgetPlan, rows: Sequence[Row], report: Report
-) -> list[Row]:
-    """Other documents than the plan's that hold one of these texts, of those that have a signature:
-    rows of `forgotten.SIMILAR_SCHEMA`."""
-    texts = [
-        ForgottenText(id=row["id"], text_hash=row["text_hash"])
-        for row in rows
-        if row["text_hash"] in plan.signatures
-    ]
-    matches = search_corpora(session.record.store, [clean], texts, plan.signatures, report)
-    return [row for row in matches.to_pylist() if row["text_hash"] not in plan.splits]
 
 
 def _entry(
@@ -285,21 +276,6 @@ def _entry(
     return ForgottenDocument.model_validate(values | own)
 
 
-def _why_undecided(document: str, texts: Sequence[Row], holders: int) -> list[str]:
-    """Why a person has to decide about other documents with these texts; empty if nobody has to."""
-    if not texts:
-        return []
-    if holders > MOST_SIMILAR:
-        return [f"{holders:,} other documents contain text of {document}, which may be boilerplate"]
-    # A short text that was dropped raises no question: it is in no corpus to compare with.
-    if texts[0]["split"] != DROPPED and not _sign(texts, FEWEST_NGRAMS):
-        words = FEWEST_NGRAMS * NGRAM_SIZE
-        return [
-            f"{document} has fewer than {words} words, too few to distinguish it from other text"
-        ]
-    return []
-
-
 def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
     """A line for each document: what it was to the versions, or with which it goes."""
     runs = all_runs(session.record.store, session.registry.state())
@@ -310,21 +286,23 @@ def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
     ]
     # There is one for each entry with a text, in the order of the entries, as the loop takes them.
     exposed = iter(exposures(runs, texts))
+    listed = set[str]()
     for entry in plan.entries:
-        if entry.text_hash is None and entry.survivor is None:
-            report(
-                f"{shown_in_line(entry.id)}: dropped by cleaning; its text was in no clean corpus"
-            )
-        elif entry.text_hash is None:
-            report(f"  with it, its copy {shown_in_line(entry.id)}")
-        elif entry.survivor and entry.similarity is None:
-            report(f"  with it, a text made from it: {next(exposed)}")
-        elif entry.survivor:
-            report(f"  with it, a document with its text ({entry.similarity:.0%}): {next(exposed)}")
-        elif plan.splits.get(entry.text_hash) == DROPPED:
-            name = shown_in_line(next(exposed).document)
+        name, exposure = shown_in_line(entry.id), next(exposed) if entry.text_hash else None
+        split = plan.splits.get(entry.text_hash)
+        if entry.survivor is None and (exposure is None or split == DROPPED):
             report(f"{name}: dropped by cleaning; its text was in no clean corpus")
+        elif exposure is None:
+            report(f"  with it, its copy {name}")
+        elif entry.survivor and entry.similarity is None:
+            report(f"  with it, a text made from it: {exposure}")
+        elif entry.survivor:
+            report(f"  with it, a document with its text ({entry.similarity:.0%}): {exposure}")
+        elif name in listed:
+            # A corpus has a document's present text before those of its record.
+            report(f"  an earlier text of it {exposure.without_id}")
         else:
-            report(str(next(exposed)))
-            if plan.splits.get(entry.text_hash) == "held_out":
+            listed.add(name)
+            report(str(exposure))
+            if split == "held_out":
                 report("  It is held out: models are compared without it from now on.")

@@ -1,6 +1,9 @@
 """The page about a document, and the command, once it was edited or removed."""
 
 import re
+from types import SimpleNamespace
+from typing import cast
+from unicodedata import normalize
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -10,7 +13,10 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.store.rewrite import rewrite
 from artifacts.store.store import Draft
+from llm_assets.cli.session import Session
+from llm_assets.cli.text.forget_plan import ForgetPlan, find_documents, tell_plan
 from llm_assets.forgetting.document import find_document
+from llm_assets.forgetting.forgotten_list import ForgottenDocument, add_to_list
 from tests.llm_assets.board.conftest import SmallStore, board_of, client_of, page_of
 
 BEFORE, NOW = "The valve opens at four bar.", "The valve opens at six bar."
@@ -34,6 +40,61 @@ def test_an_edited_document_says_that_its_earlier_text_was_trained_on(small: Sma
     assert "Earlier texts" not in shown_of(small, "other")
 
 
+def session_of(small: SmallStore) -> Session:
+    """What commands about text ask of a session."""
+    settings = SimpleNamespace(name="manual")
+    found = SimpleNamespace(record=small.record, registry=small.registry, settings=settings)
+    return cast(Session, found)
+
+
+def test_a_listing_tells_a_documents_earlier_text_from_its_present_one(small: SmallStore) -> None:
+    small.train(small.clean("1", {"valve": BEFORE}), [BEFORE])
+    entries = [
+        ForgottenDocument(id="valve", source="manual", text_hash=text, by="Ada", reason="asked to")
+        for text in (NOW, BEFORE)
+    ]
+    said: list[str] = []
+    tell_plan(session_of(small), ForgetPlan(entries), said.append)
+    assert said[0] == "valve (manual): never trained on"
+    (earlier,) = said[1:]
+    assert earlier.startswith("  an earlier text of it (manual): trained on by version 1 at step 3")
+
+
+COMPOSED, APART = (normalize(form, "Büro/Prüfplan.md") for form in ("NFC", "NFD"))
+PARTLY = f"{APART.partition('/')[0]}/{COMPOSED.partition('/')[2]}"
+
+
+@pytest.mark.parametrize(
+    ("stored", "typed", "found"),
+    [
+        ([APART], COMPOSED, [APART]),
+        ([COMPOSED], APART, [COMPOSED]),
+        ([PARTLY], COMPOSED, [PARTLY]),
+        ([APART, COMPOSED], COMPOSED, [COMPOSED]),
+        ([APART, PARTLY], COMPOSED, [APART, PARTLY]),
+        ([APART], "Buro/Prufplan.md", ["Buro/Prufplan.md"]),
+    ],
+)
+def test_an_id_is_found_in_whichever_unicode_form_it_is_typed(
+    small: SmallStore, stored: list[str], typed: str, found: list[str]
+) -> None:
+    small.clean("1", {name: f"{BEFORE} {place}" for place, name in enumerate(stored)})
+    assert find_documents(session_of(small), ["other", typed], None) == ["other", *found]
+    if found[0] in stored:
+        told = find_document(small.record, small.registry.state(), typed)
+        assert told.story and told.story.id == found[0]
+        assert BEFORE in shown_of(small, typed)
+
+
+def test_what_was_forgotten_under_an_id_in_another_unicode_form_is_found(small: SmallStore) -> None:
+    small.clean("1", {"other": "x"})
+    entry = {"id": APART, "source": "manual", "text_hash": BEFORE, "by": "Ada", "reason": "asked"}
+    add_to_list(small.store, "manual", [ForgottenDocument.model_validate(entry)])
+    assert find_documents(session_of(small), [COMPOSED], None) == [APART]
+    told = find_document(small.record, small.registry.state(), COMPOSED)
+    assert [one.id for one in told.forgotten] == [APART]
+
+
 def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
     small.train(small.clean("1", {"valve": BEFORE, "other": "x"}), [BEFORE])
     small.clean("2", {"other": "x"})
@@ -51,6 +112,7 @@ def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
         ("manual/0", r"was read \(source manual, 28 characters\), .* as: too short 1, template 2."),
         ("pay.pdf", "text/pay.pdf cannot be read as pdf"),
         ("plan.dwg", r"^'plan.dwg' was not read \(.dwg\)\.$"),
+        ("Büro.dwg", r"^'Büro.dwg' was not read \(.dwg\)\.$"),
         ("nowhere", "has no document 'nowhere'.* `llm-assets check --all` lists"),
     ],
 )
@@ -65,7 +127,7 @@ def test_a_document_that_no_corpus_has_says_where_it_was_left_out(
             "faults": ["text/pay.pdf cannot be read as pdf (it is encrypted)."],
             "dropped": {"bad_file": 1},
             "unread": {".dwg": 7},
-            "unread_examples": {".dwg": ["plan.dwg"]},
+            "unread_examples": {".dwg": ["plan.dwg", normalize("NFD", "Büro.dwg")]},
         }
 
     raw = small.make("raw_corpus", "1", build)
@@ -76,7 +138,7 @@ def test_a_document_that_no_corpus_has_says_where_it_was_left_out(
     with pytest.raises(UserError, match=told):
         find_document(small.record, small.registry.state(), document)
     shown = " ".join(page_of(small, "/text").split())
-    assert "<li>.dwg: 7 (plan.dwg)</li>" in shown and "bad file: 1. The first" in shown
+    assert "<li>.dwg: 7 (plan.dwg" in shown and "bad file: 1. The first" in shown
     assert "<li>text/pay.pdf cannot be read as pdf (it is encrypted).</li>" in shown
 
 

@@ -365,7 +365,8 @@ def test_two_at_once_leave_whole_artifacts_without_the_texts_of_both(
 def test_ids_are_read_from_a_file_as_windows_writes_it(tmp_path: Path) -> None:
     path = tmp_path / "ids.txt"
     path.write_bytes("a.md\r\nb c.md\r\n".encode("utf-8-sig"))
-    assert find_documents(cast(Session, None), read_text(path).splitlines(), None) == [
+    session = SimpleNamespace(record=None)
+    assert find_documents(cast(Session, session), read_text(path).splitlines(), None) == [
         "a.md",
         "b c.md",
     ]
