@@ -55,6 +55,7 @@ LEARNING_RATE = 2e-5
 """A fifth of the default, as most folders are small and narrow. What 38,000 tokens of one statute
 book's few forms cost a model in bits per byte of general English, of which it may lose 0.05: 0.74
 by the default without replay, 0.05 by 5e-5, 0.04 by 3e-5 and 0.01 by 2e-5 with it."""
+DEFAULT_FORMATS = Files.model_fields["formats"].default
 DEFAULT_PORT: int = EndpointSettings.model_fields["port"].default
 PORTS = 20
 """Number of ports that are tried."""
@@ -145,20 +146,22 @@ def _plan_source(folder: Path) -> tuple[dict[str, Any], list[str]]:
         ) from error
     columns, without, notes = plan_columns(everything, listing.files)
     counts = Counter(file.format.name for file in listing.files)
-    if 0 < counts["code"] < CODE_SHARE * len(listing.files):
+    if counts["code"] < CODE_SHARE * len(listing.files):
         without.append("code")
-        notes.insert(0, f"code files left out (`formats`): {counts['code']:,}")
-    # Only those that are there: a file of another kind that comes later is counted and not read.
-    formats = [form for form in FORMATS if counts[form] and form not in without]
-    if not formats:
+        if counts["code"]:
+            notes.insert(0, f"code files left out (`formats`): {counts['code']:,}")
+    # Also those that are not there yet, so that the first file of a kind is read when it comes.
+    formats = tuple(form for form in FORMATS if form not in without)
+    sizes = [file.size for file in listing.files if file.format.name in formats]
+    if not sizes:
         raise UserError(
             f"{shown_in_line(str(folder))} contains no readable text. "
             f"{'; '.join(notes) or listing.unread}"
         )
-    sizes = [file.size for file in listing.files if file.format.name in formats]
     summary = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
     notes.insert(0, f"{counted(len(sizes), 'file')}, {sum(sizes) / 1e6:,.1f} MB: {summary}")
-    return {**values, "formats": formats, **columns, "on_bad_file": "quarantine"}, notes
+    changed = {} if formats == DEFAULT_FORMATS else {"formats": [*formats]}
+    return {**values, **changed, **columns, "on_bad_file": "quarantine"}, notes
 
 
 WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2

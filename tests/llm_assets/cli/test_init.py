@@ -324,13 +324,35 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     started = start(write_files(tmp_path / "mixed", html | others))
     (source,) = own_text(load_settings(started.path)).sources
 
-    assert source.formats == ("html", "json") and source.text_column == "body"  # type: ignore[union-attr]
+    assert isinstance(source, Files) and source.text_column == "body"
+    # Those with nothing to read are left out, and others that may come are not.
+    assert {"html", "json", "odt"} < {*source.formats}
+    assert not {"csv", "parquet", "code"} & {*source.formats}
     assert "code files left out (`formats`): 1" in started.notes
     assert "left out: 1 parquet: no row can be read (half.parquet)" in started.notes
     assert "set aside: 1 no text" in started.notes
     assert "not read: 1 .png" in started.notes
     (told,) = [note for note in started.notes if note.startswith("list all of them")]
     assert told == f"list all of them: llm-assets --config {started.path} check --all"
+
+
+def test_a_kind_of_file_that_comes_after_the_pipeline_file_is_read_too(manuals: Path) -> None:
+    settings = load_settings(start(manuals).path)
+    (manuals / "first.csv").write_text("text\nThe valve of the first table opens at six bar.\n")
+    settings = settings.model_copy(update={"raw_corpus": own_text(settings)})
+    look = look_at(settings, None)
+    assert (look.in_sources, dict(look.unread.counts)) == (301, {})
+
+
+def test_a_folder_of_old_office_files_says_what_makes_them_readable(tmp_path: Path) -> None:
+    names = ("plan.doc", "prices.XLS", "talk.ppt", "offer.msg", "logo.png")
+    with pytest.raises(UserError) as caught:
+        start(write_files(tmp_path / "old", dict.fromkeys(names, "x")))
+    told = str(caught.value)
+    for kind, form in ((".doc", "docx"), (".xls", "xlsx"), (".ppt", "pptx")):
+        way = f"soffice --headless --convert-to {form} FILE{kind}"
+        assert f"to read {kind} files, convert them, for example with: {way}" in told
+    assert "msgconvert FILE.msg" in told and "to read .png" not in told
 
 
 BODY = {"text_column": "body"}
