@@ -8,6 +8,7 @@ from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from spark_jobs.read.document import EXAMPLES, judge_faults
 from spark_jobs.read.files.find import find_files
+from spark_jobs.read.formats import advise_conversion
 from spark_jobs.read.settings import Files
 from spark_jobs.read.survey import TextSurvey, survey
 
@@ -68,6 +69,7 @@ class TextEstimate(TextSurvey):
             notes += [f"{label}: {count:,} {kind}" for kind, count in counts.items()]
         if self.faults["not_utf8"]:
             notes.append("to read text that is not UTF-8: set `encoding` of its source")
+        notes += advise_conversion(self.unread.counts)
         if command and (self.faults or self.unread.counts):
             notes.append(f"list all of them: {command} check --all")
         return notes

@@ -1,6 +1,6 @@
 """The formats of files, as their names say."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -79,6 +79,13 @@ LANGUAGES = {
     "typescript": "ts tsx",
     "yaml": "yaml yml",
 }
+_CONVERSIONS = {
+    ".doc": "soffice --headless --convert-to docx FILE.doc",
+    ".xls": "soffice --headless --convert-to xlsx FILE.xls",
+    ".ppt": "soffice --headless --convert-to pptx FILE.ppt",
+    ".msg": "msgconvert FILE.msg",
+}
+"""Kinds that are not read to what makes files of them that are."""
 NUMBERED_ENDINGS = (*(e for name in TABLES for e in _ENDINGS[name].split()), "mbox")
 """Of files of many documents, whose ids end with the document's number unless a column names it;
 pages of a wiki's dump have numbers of their own."""
@@ -139,3 +146,9 @@ def kind_of(path: str) -> str:
         return "lock file of an Office program"
     stem, dot, ending = name.rpartition(".")
     return dot + ending if dot and stem and len(ending) <= 12 else "no ending"
+
+
+def advise_conversion(kinds: Collection[str]) -> list[str]:
+    """What makes files of these kinds readable, as far as that is known."""
+    advice = "to read {} files, convert them, for example with: {}"
+    return [advice.format(kind, way) for kind, way in _CONVERSIONS.items() if kind in kinds]

@@ -273,16 +273,18 @@ def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     files = {"sources": [source(tmp_path / "text", on_bad_file="quarantine")]}
     wanted = settings(tmp_path, raw_corpus=files)
     for number in range(7):
-        (tmp_path / "text" / f"{number}.png").write_bytes(b"x")
+        (tmp_path / "text" / f"{number}.doc").write_bytes(b"x")
         (tmp_path / "text" / f"{number}.jsonl").write_text("no JSON\n")
     file = select(wanted, tmp_path, monkeypatch)
 
     ended = CliRunner().invoke(commands, ["--config", str(file), "check"])
     listing = f"list all of them: llm-assets --config {file} check --all"
-    assert f"set aside: 7 not json\nnot read: 7 .png\n{listing}" in ended.output
+    way = "to read .doc files, convert them, for example with: soffice --headless --convert-to docx"
+    told = f"set aside: 7 not json\nnot read: 7 .doc\n{way} FILE.doc\n{listing}"
+    assert told in ended.output
 
     named = CliRunner().invoke(commands, ["check", "--all"]).output
-    assert all(f"not read: {number}.png (.png)" in named for number in range(7))
+    assert all(f"not read: {number}.doc (.doc)" in named for number in range(7))
     assert all(f"{number}.jsonl, line 1: not valid JSON" in named for number in range(7))
 
 

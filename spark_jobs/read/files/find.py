@@ -19,7 +19,7 @@ from fsspec.utils import glob_translate
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
 from spark_jobs.read.document import EXAMPLES
-from spark_jobs.read.formats import FORMATS, format_of, kind_of
+from spark_jobs.read.formats import FORMATS, advise_conversion, format_of, kind_of
 from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import Files
 from spark_jobs.read.source_file import LocalFile, RemoteFile, StoredFile, local_state
@@ -226,6 +226,7 @@ def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
             f"Source {source.name!r}: no file at {shown_in_line(url)} has a format that is read "
             f"({', '.join(FORMATS)}). Found instead: {unread}. Convert them to text, {advice}or "
             "point `path` at another folder."
+            + "".join(f"\n  {way}" for way in advise_conversion(unread.counts))
         )
     return (
         f"Source {source.name!r}: {shown_in_line(url)} matches no file. "
