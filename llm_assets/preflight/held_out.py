@@ -17,10 +17,13 @@ from recipes.evaluation.statistics import POWER, level, reach
 
 ENOUGH_SHORT = 1_000
 """If this many documents are all too short, the others, which were not looked at, are too."""
-MOST_HELD_OUT = 0.5
+MOST_HELD_OUT = 0.6
 """Largest share of little text that is held out, so that a model still learns from the rest."""
 AIM = 2
-"""Documents to hold out, as a multiple of what the gate needs: it counts near-copies as one."""
+"""Documents to hold out, as a multiple of what the gate needs."""
+KEPT = 0.8
+"""Share of the documents of a look that are taken to count: near-copies count as one, and cleaning
+drops others."""
 LIKELY_EMPTY = 0.05
 """Chance of an empty split from which on it is mentioned before a run."""
 DOCUMENT_SPREAD = 0.066
@@ -32,9 +35,13 @@ def held_out_share(documents: float, gate: GateSettings) -> float | None:
     """The share to hold out, so that the gate can decide; None where no share is enough."""
     aim = AIM * gate.minimum_documents / max(1.0, documents)
     share = math.ceil(100 * max(0.05, min(MOST_HELD_OUT, aim))) / 100
-    # The split is random per document: minus two standard deviations, as in one of forty draws.
-    surely = documents * share - 2 * math.sqrt(documents * share * (1 - share))
-    return share if surely >= gate.minimum_documents else None
+    return share if _surely(documents, share) >= gate.minimum_documents else None
+
+
+def _surely(documents: float, share: float) -> float:
+    """How many of these documents are held out and count, in all but one of forty draws."""
+    # The split is random per document: minus two standard deviations.
+    return KEPT * documents * share - 2 * math.sqrt(KEPT * documents * share * (1 - share))
 
 
 def most_measured(measured: EvaluationSettings) -> float:
@@ -80,7 +87,17 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
     if gate.metric == "exam":
         return f"{line}; the exam decides", None
     if expected >= gate.minimum_documents:
-        return line + _describe_gain(settings, expected), None
+        line += _describe_gain(settings, expected)
+        if KEPT * text.held_out + _surely(documents, split.held_out) < gate.minimum_documents:
+            line += (
+                f"; near-copies count as one and cleaning drops some, so that fewer than the "
+                f"{gate.minimum_documents} that the gate needs may be left, and a run end after "
+                "cleaning: to be sure, "
+            )
+            share = held_out_share(documents, gate) or 0
+            wider = f"set `clean_corpus.split.held_out: {share:.2f}`, or "
+            line += f"{wider if share > split.held_out else ''}add text"
+        return line, None
     line = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
     line += f" ({text.short:,.0f} others are too short)" if text.short else ""
     # Even if none was seen there may be some documents, and others can be held out.

@@ -178,6 +178,24 @@ def test_the_gain_that_shows_is_told_in_the_unit_that_decides_and_with_what_limi
     assert ("bits per byte" in said) == ("power" in told or "measured" in told)
 
 
+@pytest.mark.parametrize(
+    ("documents", "share", "told"),
+    [
+        (100, 0.32, "fewer than the 30 .* may be left.*, set `clean_corpus.split.held_out: 0.60`"),
+        (62, 0.5, r"may be left, and a run end after cleaning: to be sure, add text$"),
+        (200, 0.3, None),
+    ],
+)
+def test_a_forecast_close_to_what_the_gate_needs_says_that_it_may_not_be_reached(
+    tmp_path: Path, documents: int, share: float, told: str | None
+) -> None:
+    """Near-copies count as one, and what filters drop is known only after cleaning."""
+    wanted = settings(tmp_path, clean_corpus={"split": {"held_out": share}})
+    said, obstacle = describe_held_out(wanted, TextEstimate(documents=documents))
+    assert obstacle is None and said.startswith(f"about {documents * share:.0f} documents will be")
+    assert re.search(told, said) if told else "may be left" not in said, said
+
+
 def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path) -> None:
     alone = look_at(settings(tmp_path), None)
     folder = tmp_path / "some"
@@ -596,7 +614,7 @@ def test_too_few_documents_left_by_cleaning_stop_a_run_before_training(
 
     told = ask(project, "checkpoint", tags={JUDGED_TAG: "yes"})
     assert "independent documents are held out, near-copies counted as one" in told
-    assert "Set `clean_corpus.split.held_out: 0.50`, or add text." in told
+    assert "Set `clean_corpus.split.held_out: 0.60`, or add text." in told
     assert "run --unjudged" in told
     assert project.record.recorded("checkpoint") is None
     for command in ("check", "run"):
