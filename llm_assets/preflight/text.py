@@ -1,6 +1,9 @@
 """What the sources hold, as a first look finds it."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from artifacts.progress import counted
 from artifacts.storage.files import is_local
@@ -73,6 +76,31 @@ class TextEstimate(TextSurvey):
         if command and (self.faults or self.unread.counts):
             notes.append(f"list all of them: {command} check --all")
         return notes
+
+
+_PLACE = re.compile(r"(?<=, )(row|line|element) (\d+)(?=:)")
+
+
+def merge_places(messages: Iterable[str]) -> list[str]:
+    """Messages, with those that say the same of rows of one file in one: `a.csv, rows 2-9: ...`."""
+    alike: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+    for message in messages:
+        before, *place = _PLACE.split(message, maxsplit=1)
+        unit, number, after = place or ("", "0", "")
+        # A row without an id of its own has its number in its id.
+        key = (before, unit, after.replace(f":{number}'", ":N'"))
+        alike.setdefault(key, []).append((int(number), message))
+    merged = []
+    for (before, unit, after), found in alike.items():
+        if len(found) == 1 or not unit:
+            merged.append(found[0][1])
+            continue
+        # As long as numbers follow one another, their distance from their order stays the same.
+        runs = groupby(enumerate(number for number, _ in found), lambda pair: pair[1] - pair[0])
+        ends = [(run[0][1], run[-1][1]) for run in (list(pairs) for _, pairs in runs)]
+        shown = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ends)
+        merged.append(f"{before}{unit}s {shown}{after}")
+    return merged
 
 
 def _row_tokens(settings: PipelineSettings, text: TextSurvey) -> float:

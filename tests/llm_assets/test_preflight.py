@@ -306,6 +306,24 @@ def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(f"{number}.jsonl, line 1: not valid JSON" in named for number in range(7))
 
 
+def test_rows_of_one_file_that_have_the_same_fault_are_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"sources": [source(tmp_path / "text", on_bad_file="quarantine")]}
+    select(settings(tmp_path, raw_corpus=files), tmp_path, monkeypatch)
+    # Rows 2 to 261 without text, row 262 with some, and two more without.
+    rows = ['{"text": "The pump stops."}', *['{"text": ""}'] * 260, '{"text": "The valve opens."}']
+    rows += ['{"text": null}', '{"text": ""}', "no JSON", "no JSON"]
+    (tmp_path / "text" / "tickets.jsonl").write_text("\n".join(rows))
+    named = CliRunner().invoke(commands, ["check", "--all"]).output.splitlines()
+    told = [line.partition("tickets.jsonl, ")[2] for line in named if "tickets.jsonl, " in line]
+    assert [line[:60] for line in told] == [
+        "lines 2-261, 264: the id 'tickets.jsonl:N' has no text.",
+        "line 263: no text under the key 'text', but null.",
+        "lines 265-266: not valid JSON (Expecting value: line 1 column 1 (char 0))."[:60],
+    ]
+
+
 def test_what_is_not_read_is_named_also_where_too_little_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,7 @@ def _check_here(
     """Look at the text (all of it with `is_whole`, which also lists what is set aside), the base
     model, the port and the disk; adds what is found to `output`."""
     from llm_assets.preflight.check import LOOK_SECONDS, find_needs, foresee
-    from llm_assets.preflight.text import look_at
+    from llm_assets.preflight.text import look_at, merge_places
     from spark_jobs.read.document import EXAMPLES
 
     lines: list[str] = output.setdefault("text", [])
@@ -121,7 +121,7 @@ def _check_here(
         if as_json or not is_whole:
             lines += text.lines(command())
         else:
-            lines += text.messages
+            lines += merge_places(text.messages)
             for what, files in (("not read", text.unread), ("decoded", text.decoded)):
                 for kind, names in files.examples.items():
                     lines += [f"{what}: {name} ({kind})" for name in names]
