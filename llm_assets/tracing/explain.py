@@ -92,7 +92,13 @@ def _describe(store: Store, name: str, fingerprint: str, manifest: Manifest | No
         *(f"  {key}: {value}" for key, value in listed(manifest.settings)),
         *(f"  library {name}: {version}" for name, version in manifest.libraries.items()),
     ]
-    figures = {key: value for key, value in manifest.stats.items() if _is_small(value)}
+    # Tables of figures, as of each split or model, are left to programs (`--json`).
+    figures = {
+        key: value
+        for key, value in manifest.stats.items()
+        for figures_of in [value.values() if isinstance(value, dict) else [value]]
+        if not any(isinstance(figure, dict | list) for figure in figures_of)
+    }
     return lines + [f"  {key}: {value}" for key, value in listed(figures)]
 
 
@@ -103,14 +109,6 @@ def listed(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield from listed(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
-
-
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int | float | str) or (
-        isinstance(value, dict)
-        and len(value) <= 5
-        and not any(isinstance(item, dict | list) for item in value.values())
-    )
 
 
 _COLUMNS = ["id", "source", "split", "text_hash", "text"]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from artifacts.store.identity import Identity
 from artifacts.store.layout import RETIRED_FOLDER
 from llm_assets.maintenance.cleaning import Removal, remove
 from llm_assets.tracing.explain import Exposure, explain, find_passages
@@ -17,6 +18,13 @@ def test_explanation_goes_down_to_the_text_and_its_rows(
     trained = TrainedStore(tmp_path, tiny_model_folder, tiny_texts())
     version = trained.train(steps=3)
     store, state = trained.store, trained.registry.state()
+    kinds = {f".{kind}": 2 for kind in ("bak", "doc", "dwg", "jpg", "mov", "msg", "png")}
+    read = Identity(kind="raw_corpus", code_version="2")
+    stats = {"unread": kinds, "unread_examples": {".doc": ["plan.doc"]}}
+    raw, _ = store.make(read, lambda draft: draft.stats.update(stats))
+    lineage = version.lineage | {"raw_corpus": raw.fingerprint}
+    told = explain(store, state, version.model_copy(update={"lineage": lineage}))
+    assert all(f"  unread.{kind}: 2\n" in told for kind in kinds) and "plan.doc" not in told
     lineage = version.lineage | {"raw_corpus": "gone"}
     version = version.model_copy(update={"lineage": lineage, "coverage": 0.013})
     text = explain(store, state, version)
