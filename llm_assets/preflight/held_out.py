@@ -194,7 +194,12 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
     if divided is None or (former != split.held_out and not is_trained):
         line, obstacle = describe_held_out(settings, text)
     else:
-        counts, new = divided.stats["splits"], _new_documents(settings, text)
+        counts, raw, new = divided.stats["splits"], find_whole(settings, "raw_corpus"), 0
+        if raw and text.is_known:
+            # About how many came since the text was last read.
+            sources = raw.stats["sources"].items()
+            read = (one["documents"] for name, one in sources if name not in split.replayed)
+            new = max(0, round(text.in_sources) - sum(read))
         held_out = counts.get("held_out", 0)
         line = f"Documents held out: {held_out:,}."
         # Replayed text is in no other split, so none of it can be held out.
@@ -235,15 +240,3 @@ def _empty_split(settings: PipelineSettings, text: TextEstimate) -> str | None:
         "the run ends after cleaning. Add documents, raise the split's share in "
         "`clean_corpus.split`, or assign it a source (`clean_corpus.split.sources`)."
     )
-
-
-def _new_documents(settings: PipelineSettings, text: TextEstimate) -> int:
-    """Approximate number of documents that came since the text was last read."""
-    raw = find_whole(settings, "raw_corpus")
-    if raw is None or not text.is_known:
-        return 0
-    replayed = settings.clean_corpus.split.replayed
-    read = sum(
-        source["documents"] for name, source in raw.stats["sources"].items() if name not in replayed
-    )
-    return max(0, round(text.in_sources) - read)

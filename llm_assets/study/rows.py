@@ -522,7 +522,11 @@ def write_rows(
         # By ids: where the budget ends must not depend on which part a document lies in.
         generator.write(sorted(documents)) if generator else (),
     )
-    exam_ngrams = {run for question in questions for run in _runs_of(question)}
+    exam_ngrams: set[tuple[str, ...]] = set()
+    for question in questions:
+        # Outside its subject, whose own words have to be in what is told of it.
+        for part in re.split(re.escape(question["subject"]), question["question"]):
+            exam_ngrams |= word_ngrams(part, NGRAM_SIZE)
     derivations: list[dict[str, Any]] = []
     unique = UniqueIds()
 
@@ -564,13 +568,6 @@ def write_rows(
         "dollars": tokens * price / 1e6,
         "not_asked": generator.not_asked if generator else 0,
     }
-
-
-def _runs_of(question: dict[str, Any]) -> set[tuple[str, ...]]:
-    """The five-word n-grams of a question outside its subject."""
-    # The subject's own words have to be in what is told of it.
-    parts = re.split(re.escape(question["subject"]), question["question"])
-    return set().union(*(word_ngrams(part, NGRAM_SIZE) for part in parts))
 
 
 def _nothing_made(settings: StudySettings, left_out: Counter[str]) -> str:

@@ -81,7 +81,17 @@ def find_dropped(
         if reason not in (EXACT, NEAR)
     }
     similar = read_similar(clean.url)
-    clusters = _largest_clusters(clean.url, hidden)
+    tables = (read_table(url, ["survivor"]) for url in list_files(clean.url, DUPLICATE_FILES))
+    none = DUPLICATE_SCHEMA.empty_table().select(["survivor"])
+    counts = pa.concat_tables(
+        table.group_by("survivor").aggregate([([], "count_all")]) for table in (none, *tables)
+    )
+    sums = counts.group_by("survivor").aggregate([("count_all", "sum")])
+    sums = sums.filter(pc.invert(pc.is_in(sums["survivor"], pa.array(sorted(hidden), pa.string()))))
+    order = [("count_all_sum", "descending"), ("survivor", "ascending")]
+    largest = sums.sort_by(order).slice(0, MOST_CLUSTERS).to_pylist()
+    # The document that is kept belongs to its cluster, too.
+    clusters = [(row["survivor"], row["count_all_sum"] + 1) for row in largest]
     return DroppedDocuments(clean.stats["dropped"], copies, examples, clusters, similar.to_pylist())
 
 
@@ -128,17 +138,3 @@ def _chosen(
         # By id as well, so that equal similarities give the same sample each time.
         least_similar = together.sort_by(order).slice(0, most)
     return least_similar.to_pylist()
-
-
-def _largest_clusters(clean_corpus: str, hidden: Collection[str]) -> list[tuple[str, int]]:
-    files = (read_table(url, ["survivor"]) for url in list_files(clean_corpus, DUPLICATE_FILES))
-    none = DUPLICATE_SCHEMA.empty_table().select(["survivor"])
-    counts = pa.concat_tables(
-        file.group_by("survivor").aggregate([([], "count_all")]) for file in (none, *files)
-    )
-    sums = counts.group_by("survivor").aggregate([("count_all", "sum")])
-    sums = sums.filter(pc.invert(pc.is_in(sums["survivor"], pa.array(sorted(hidden), pa.string()))))
-    order = [("count_all_sum", "descending"), ("survivor", "ascending")]
-    largest = sums.sort_by(order).slice(0, MOST_CLUSTERS)
-    # The document that is kept belongs to its cluster, too.
-    return [(row["survivor"], row["count_all_sum"] + 1) for row in largest.to_pylist()]

@@ -272,22 +272,17 @@ def _trained_passages(
             was_read = np.zeros(max(stretch["end"] for stretch in of_text), bool)
             for stretch in of_text:
                 was_read[stretch["start"] : stretch["end"]] = True
-            places = _places(row["text"], pattern, tokenizer)
-            trained[text] = any(
-                first + end <= len(was_read) and was_read[first + begin : first + end].all()
-                for begin, end in places
-            )
+            starts, ends = np.array(
+                tokenizer.encode(row["text"], add_special_tokens=False).offsets
+            ).T
+            trained[text] = False
+            for match in pattern.finditer(row["text"]):
+                # The first token that ends after the passage begins, up to the first that begins at
+                # its end or later: tokens need not end where words do.
+                begin = first + int(np.searchsorted(ends, match.start(), side="right"))
+                end = first + int(np.searchsorted(starts, match.end()))
+                trained[text] |= end <= len(was_read) and bool(was_read[begin:end].all())
     return trained
-
-
-def _places(text: str, pattern: re.Pattern[str], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
-    """Bounds of the tokens that overlap a passage, for each of its places."""
-    offsets = np.array(tokenizer.encode(text, add_special_tokens=False).offsets)
-    for match in pattern.finditer(text):
-        # The first token that ends after the passage begins, up to the first that begins at its end
-        # or later: tokens need not end where words do.
-        begin = np.searchsorted(offsets[:, 1], match.start(), side="right")
-        yield int(begin), int(np.searchsorted(offsets[:, 0], match.end()))
 
 
 def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:

@@ -373,13 +373,20 @@ def find_nearest(text: TrainingText, tokens: np.ndarray, count: int) -> dict[int
         others share a telling token. Scores are those of BM25, comparable within one search.
     """
     shards = text.shards
-    terms, weights = _telling_terms(shards, tokens)
+    terms = np.unique(tokens)
     documents = sum(len(shard.index.texts) for shard in shards)
+    frequency = sum(shard.index.offsets[terms + 1] - shard.index.offsets[terms] for shard in shards)
+    # The 1 that `log1p` adds keeps weights above 0 even for tokens in more than half of the
+    # documents.
+    weights = np.log1p((documents - frequency + 0.5) / (frequency + 0.5))
+    # In fewer than five documents, even a token of a single one is in more than this share.
+    is_telling = (frequency > 0) & ((frequency <= COMMON_SHARE * documents) | (frequency == 1))
+    terms, weights = terms[is_telling], weights[is_telling]
+    rarest = np.argsort(-weights, kind="stable")[:MOST_TERMS]
+    terms, weights = terms[rarest], weights[rarest]
     length = sum(shard.index.tokens for shard in shards) / max(1, documents)
     best = [
-        near
-        for shard in shards
-        for near in _best(shard, _scores(shard, terms, weights, length), text.texts, count)
+        near for shard in shards for near in _best(shard, terms, weights, length, text.texts, count)
     ]
     scores: dict[int, float] = {}
     # A text may be in several shards: sorted, its best score comes first, and stays.
@@ -388,44 +395,27 @@ def find_nearest(text: TrainingText, tokens: np.ndarray, count: int) -> dict[int
     return dict(islice(scores.items(), count))
 
 
-def _telling_terms(
-    shards: Sequence[IndexedShard], tokens: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens to search for and the weight of each: two arrays of the same length."""
-    terms = np.unique(tokens)
-    total = sum(len(shard.index.texts) for shard in shards)
-    frequency = sum(shard.index.offsets[terms + 1] - shard.index.offsets[terms] for shard in shards)
-    # The 1 that `log1p` adds keeps weights above 0 even for tokens in more than half of the
-    # documents.
-    weights = np.log1p((total - frequency + 0.5) / (frequency + 0.5))
-    # In fewer than five documents, even a token of a single one is in more than this share.
-    is_telling = (frequency > 0) & ((frequency <= COMMON_SHARE * total) | (frequency == 1))
-    terms, weights = terms[is_telling], weights[is_telling]
-    rarest = np.argsort(-weights, kind="stable")[:MOST_TERMS]
-    return terms[rarest], weights[rarest]
-
-
-def _scores(
-    shard: IndexedShard, terms: np.ndarray, weights: np.ndarray, length: float
-) -> np.ndarray:
-    """Shape (documents,): BM25 of each document of a shard; `length` is the mean of all."""
-    index = shard.index
-    first = index.offsets[terms]
-    counts = index.offsets[terms + 1] - first
-    places = spans(first, counts)
-    documents, times = index.documents[places], index.counts[places].astype(np.float64)
-    size = K1 * (1 - B + B * index.lengths[documents] / length)
-    gains = np.repeat(weights, counts) * times * (K1 + 1) / (times + size)
-    return np.bincount(documents, gains, len(index.texts))
-
-
 def _best(
-    shard: IndexedShard, scores: np.ndarray, trained_texts: np.ndarray, count: int
+    shard: IndexedShard,
+    terms: np.ndarray,
+    weights: np.ndarray,
+    length: float,
+    trained_texts: np.ndarray,
+    count: int,
 ) -> list[tuple[int, float]]:
     """The trained texts of a shard with the highest scores above 0, each once, with these scores.
 
-    No more of them are kept than can be shown, however many documents share a token.
+    No more of them are kept than can be shown, however many documents share a token. `length` is
+    the mean of all documents.
     """
+    index = shard.index
+    first_place = index.offsets[terms]
+    counts = index.offsets[terms + 1] - first_place
+    found = spans(first_place, counts)
+    documents, times = index.documents[found], index.counts[found].astype(np.float64)
+    size = K1 * (1 - B + B * index.lengths[documents] / length)
+    gains = np.repeat(weights, counts) * times * (K1 + 1) / (times + size)
+    scores = np.bincount(documents, gains, len(index.texts))
     documents = np.flatnonzero(scores)
     order = documents[np.argsort(-scores[documents], kind="stable")]
     score_of: dict[int, float] = {}

@@ -97,12 +97,25 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
     # Only now, since the look is at the folder's own text.
     values["raw_corpus"]["sources"].append(REPLAYED)
     values |= _choices(text)
-    if port := _other_port():
-        values["endpoint"] = {"port": port}
-        notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
+    # The first free one, as that of another project's endpoint is not.
+    for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
+        with suppress(UserError):
+            # It is closed at once: this only proposes a port, and a run asks for it again before it
+            # begins.
+            listen("127.0.0.1", port).close()
+            if port != DEFAULT_PORT:
+                values["endpoint"] = {"port": port}
+                notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
+            break
     settings = PipelineSettings.model_validate(values)
     command = f"llm-assets --config {shlex.quote(str(path))}"
-    _write(path, values, command)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(_HEADER.format(command=command))
+            yaml.dump(values, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    except FileExistsError as error:
+        # Somebody else wrote it while the folder was examined, which takes up to a minute.
+        raise UserError(THERE.format(path=path)) from error
     notes += text.lines(command)
     held_out, obstacle = describe_held_out(settings, text)
     if obstacle is None:
@@ -199,18 +212,6 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
     }
 
 
-def _other_port() -> int | None:
-    """The first free port above the default one, if that is in use, as by the endpoint of another
-    project."""
-    for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
-        with suppress(UserError):
-            # It is closed at once: this only proposes a port, and a run asks for it again before it
-            # begins.
-            listen("127.0.0.1", port).close()
-            return port if port != DEFAULT_PORT else None
-    return None
-
-
 _HEADER = """# Written by llm-assets init. All keys: llm-assets docs settings
 # Run the pipeline with: {command} run
 """
@@ -220,22 +221,12 @@ class _Dumper(yaml.SafeDumper):
     """Writes a template as people would."""
 
 
-def _lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _lines)
-
-
-def _write(path: Path, values: dict[str, Any], command: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(_HEADER.format(command=command))
-            yaml.dump(values, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    except FileExistsError as error:
-        # Somebody else wrote it while the folder was examined, which takes up to a minute.
-        raise UserError(THERE.format(path=path)) from error
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
 
 
 def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:

@@ -238,8 +238,17 @@ def _match_local(
     source: Files, path: str, unread: SkippedFiles, apart: str | None
 ) -> Iterator[StoredFile]:
     folder, pattern = (path, None) if os.path.exists(path) else _split_glob(path)
-    if pattern is None and not os.path.isdir(path):
-        yield from _single(source, path)
+    if pattern is None and os.path.exists(path) and not os.path.isdir(path):
+        if not os.path.isfile(path):
+            raise UserError(
+                f"Source {source.name!r}: {shown_in_line(path)} is a FIFO, socket or device, which "
+                "has no end. Point `path` at a file or folder."
+            )
+        # A file that the settings name is read whatever link leads to it.
+        single = _local_file(path, os.path.basename(path), os.stat(path), unread)
+        if single is None:
+            raise UserError(_nothing_found(source, path, unread))
+        yield single
         return
     if not os.path.isdir(folder):
         return
@@ -258,22 +267,6 @@ def _match_local(
             continue
         if file := _local_file(place, walk.name_of(place), about, unread):
             yield file
-
-
-def _single(source: Files, path: str) -> Iterator[StoredFile]:
-    """A file that the settings name is read whatever link leads to it."""
-    if not os.path.exists(path):
-        return
-    if not os.path.isfile(path):
-        raise UserError(
-            f"Source {source.name!r}: {shown_in_line(path)} is a FIFO, socket or device, which has "
-            "no end. Point `path` at a file or folder."
-        )
-    unread = SkippedFiles()
-    file = _local_file(path, os.path.basename(path), os.stat(path), unread)
-    if file is None:
-        raise UserError(_nothing_found(source, path, unread))
-    yield file
 
 
 def _local_file(

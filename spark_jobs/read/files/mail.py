@@ -3,6 +3,7 @@
 import codecs
 import email
 from collections.abc import Iterator
+from contextlib import suppress
 from email.errors import HeaderParseError
 from email.header import decode_header
 from email.message import EmailMessage, MIMEPart
@@ -159,7 +160,12 @@ def _decode_as(content: bytes, charset: str, declared: str | None) -> tuple[str,
     Raises:
         UnicodeDecodeError: there is no telling.
     """
-    encodings = _encodings(charset)
+    encodings: tuple[str, ...] = ()
+    with suppress(LookupError, UnicodeError):
+        name = codecs.lookup(charset).name
+        # Some that Python knows are none of text.
+        "".encode(name)
+        encodings = _MEANT.get(name, (name,))
     failure: UnicodeDecodeError | None = None
     for encoding in encodings:
         try:
@@ -179,13 +185,3 @@ def _decode_as(content: bytes, charset: str, declared: str | None) -> tuple[str,
         if text.count("\ufffd") <= MOST_LOST * len(text):
             return text, None
     raise failure
-
-
-def _encodings(charset: str) -> tuple[str, ...]:
-    """What text that names an encoding is in, the first that fits."""
-    try:
-        name = codecs.lookup(charset).name
-        "".encode(name)
-    except (LookupError, UnicodeError):
-        return ()
-    return _MEANT.get(name, (name,))

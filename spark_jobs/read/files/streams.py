@@ -191,7 +191,10 @@ def unpacked(
             )
 
     layers = 0
-    while compression := compression or _compression_of(handle):
+    # Not read and sought back: the reader of zstd goes one way only.
+    while compression := compression or next(
+        (kind for mark, kind in MAGIC.items() if handle.peek(1).startswith(mark)), None
+    ):
         # There are files that unpack to themselves, without an end.
         if layers == MOST_LAYERS:
             raise BadFile(
@@ -201,12 +204,6 @@ def unpacked(
         handle, compression = watched(OPENERS[compression](handle), count), None
         layers += 1
     return handle
-
-
-def _compression_of(handle: io.BufferedReader) -> str | None:
-    # Not read and sought back: the reader of zstd goes one way only.
-    start = handle.peek(1)
-    return next((kind for mark, kind in MAGIC.items() if start.startswith(mark)), None)
 
 
 @dataclass(frozen=True)
