@@ -70,7 +70,8 @@ def preflight(settings: PipelineSettings, is_judged: bool = True) -> list[str]:
 
 
 def find_needs(settings: PipelineSettings) -> Base:
-    """Check everything that a run needs except its text and disk space, which takes no time.
+    """Check everything that a run needs except its text and disk space. It takes no time, except
+    where tasks of lm-eval are asked for the first time: then seconds, and their rows are fetched.
 
     Raises:
         UserError: the run could not succeed: a source, a table of facts, a task or the base model
@@ -177,17 +178,20 @@ def tell_coverage(
 
     sentence = f"{counted(steps, 'step')} read about {share:.1%} of the training text"
     sentence += time(steps * row_tokens)
+    reads_on = ""
     if share < WHOLE_TEXT:
         tokens = text.tokens_to_train / own_share
         pass_steps = round(tokens / row_tokens) or 1
         # In the unit of the configured budget, since only one unit may be set.
         amounts = {"steps": pass_steps, "tokens": round(tokens), "epochs": 1}
         name = next(name for name in BUDGETS if getattr(budget, name) is not None)
-        sentence += (
-            f"; one pass takes about {counted(pass_steps, 'step')} (`checkpoint.budget.{name}: "
-        )
-        sentence += f"{amounts[name]}`){time(tokens)}"
-    return [f"{sentence}, at the speed of the last training run." if checkpoint else f"{sentence}."]
+        setting = f"`checkpoint.budget.{name}: {amounts[name]}`"
+        sentence += f"; one pass takes about {counted(pass_steps, 'step')} ({setting})"
+        sentence += time(tokens)
+        if settings.checkpoint.starts_from != "random":
+            reads_on = "; automatic runs read on where `automation.least_coverage` is set"
+    source = ", at the speed of the last training run" if checkpoint else ""
+    return [f"{sentence}{source}{reads_on}."]
 
 
 def _step_tokens(settings: PipelineSettings) -> int:

@@ -121,15 +121,25 @@ def test_an_endpoint_that_could_not_start_is_told_before_any_work(
     ],
 )
 def test_a_task_that_could_not_be_asked_is_told_before_training(
-    tmp_path: Path, asked: str, rows: str, message: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    rows: str,
+    message: str | None,
 ) -> None:
     write_task("which_valve", [{"context": "Open", "choices": ["it", "up"], "answer": 0}], tmp_path)
     (tmp_path / "which_valve.jsonl").rename(tmp_path / "valves.jsonl")
     task = tmp_path / "which_valve.yaml"
     task.write_text(task.read_text().replace("which_valve.jsonl", rows))
     told = {"tasks": [{"name": asked}], "task_folder": str(tmp_path)}
+    wanted = settings(tmp_path, eval_metrics=told)
     with pytest.raises(UserError, match=message) if message else nullcontext():
-        preflight(settings(tmp_path, eval_metrics=told))
+        preflight(wanted)
+    # Trials ask no tasks.
+    select(wanted, tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    trial = CliRunner().invoke(commands, ["experiment", "--set", "checkpoint.seed=1,2"])
+    assert "There is no dagster.yaml here" in f"{trial.output}{trial.exception}"
 
 
 def test_a_key_that_weights_and_biases_will_ask_for_is_told_before_training(
@@ -274,8 +284,15 @@ def test_programs_read_the_notes_as_json(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_length_of_a_pass_is_told_in_the_unit_of_the_budget(
     tmp_path: Path, budget: dict[str, float], told: str
 ) -> None:
-    notes = preflight(settings(tmp_path, checkpoint={"budget": budget}))
-    assert re.search(rf"one pass takes about [\d,]+ steps \({told}\)", notes[0])
+    for recipe in ("continued_pretraining", "pretraining"):
+        wanted = settings(tmp_path, checkpoint={"recipe": recipe, "budget": budget})
+        (note, *_) = preflight(wanted)
+        assert re.search(rf"one pass takes about [\d,]+ steps \({told}\)", note), note
+        # What begins with random weights reads nothing on.
+        reads_on = note.endswith(
+            "; automatic runs read on where `automation.least_coverage` is set."
+        )
+        assert reads_on is (recipe == "continued_pretraining")
 
 
 def test_where_study_has_a_share_a_pass_over_the_text_takes_longer(tmp_path: Path) -> None:

@@ -358,8 +358,9 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     settings, gate = session.settings, session.settings.model_version.gate
     # Every combination is checked before the first of them trains.
     trials = [trial.name for trial in plan_trials(session.path, changes)]
-    # Trials are compared on validation text and never judged.
-    preflight(settings, is_judged=False)
+    # Trials are compared on validation text, by the deciding metric alone, and never judged.
+    asked_nothing = settings.eval_metrics.model_copy(update={"tasks": ()})
+    preflight(settings.model_copy(update={"eval_metrics": asked_nothing}), is_judged=False)
     clean = session.record.find_current("clean_corpus")
     least, share = gate.minimum_documents, settings.clean_corpus.split.validation
     # If the split changes, the number of documents is not yet known.
