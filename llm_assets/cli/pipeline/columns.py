@@ -3,6 +3,7 @@
 import codecs
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -32,6 +33,10 @@ SAMPLED_FILES = 1_000
 NAME_CHARACTERS = 200
 """Longest name of a column; questionnaires have whole questions for names."""
 HEAD_BYTES = 4 * 1024 * 1024
+HTML_SHARE = 0.1
+"""Share of rows with tags above which text is HTML. Other text would lose its blank lines."""
+CHAT = re.compile(r"\[\{[^{}]*'role': '(?:system|user|human)'")
+"""How a chat begins in a row as Python writes it."""
 
 Columns = tuple[str, str]
 """`text_column` or `text_template`, and its value."""
@@ -48,13 +53,15 @@ def plan_columns(
         `text_column` or `text_template`; formats without any column of text; notes.
     """
     counts: Counter[Columns] = Counter()
-    without, notes, written = [], [], []
+    without, notes = [], []
+    marks: list[tuple[bool, bool]] = []
     for name in TABLES:
         of_format = [file for file in files if file.format.name == name]
         # By a hash of their names: the first ones by name may all be of one kind or year.
         sample = sorted(of_format, key=lambda item: hash64(item.name))[:SAMPLED_FILES]
         looks = [_look(source, file) for file in sample]
-        written += [str(row) for rows, _ in looks for row in rows]
+        written = (str(row) for rows, _ in looks for row in rows)
+        marks += [(bool(MARKUP.search(row)), bool(CHAT.search(row))) for row in written]
         columns = [text_columns(rows) for rows, _ in looks]
         counts.update(filter(None, columns))
         faults = [fault for _, fault in looks if fault]
@@ -79,12 +86,11 @@ def plan_columns(
         settings = dict(ordered)
     for key, value in ordered:
         notes.append(f"tables read by `{key}` ({counts[key, value]:,}): {shown_in_line(value)}")
-    # In a few rows, tags may be what a text is about, and code without them is no code.
-    if 2 * sum(map(bool, map(MARKUP.search, written))) > len(written):
+    if sum(has_tags for has_tags, _ in marks) > HTML_SHARE * len(marks):
         settings["strip_html"] = True
         notes.append("HTML in tables is read without its tags (`strip_html`)")
-    found = [*written, *(value for _, value in ordered)]
-    if any(mark in text for text in found for mark in ("\nAnswer: {", "'role': '")):
+    asks = any("\nAnswer: {" in value for _, value in ordered)
+    if asks or any(is_chat for _, is_chat in marks):
         notes.append(
             "questions and answers, or chats: this pipeline learns to continue them as text; to "
             "learn to answer, set `recipe: fine_tuning` (llm-assets docs recipes)"

@@ -100,6 +100,7 @@ def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: 
         assert re.match(rf"{steps[name]} steps read about .* of the training text in", training)
         one_pass = re.search(r"one pass takes .* \(`checkpoint.budget.steps: \d+`\) in", training)
         assert bool(one_pass) is (name == "much")
+        assert ("`automation.least_coverage` is set" in training) is (name == "much")
         assert "GB on disk" in started.notes[-1]
 
     assert steps["little"] == LEAST_STEPS
@@ -403,6 +404,8 @@ def test_columns_are_found_in_whatever_a_run_reads(
         ([{"messages": [{"role": "user", "content": "Why?"}]}], False, True),
         ([{"body": "It holds if a < b, and else it does not."}], False, False),
         ([{"body": f"Write {tag} around it."} for tag in ("<b></b>", "a box", "*")], False, False),
+        ([{"body": "Ada mends valves.", "role": "fitter"}], False, False),
+        ([{"body": "A line ends with <br>."}, *[{"body": "A line."}] * 19], False, False),
     ],
 )
 def test_html_and_conversations_in_tables_are_recognized(
