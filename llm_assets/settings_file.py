@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from artifacts.errors import CONFIG_VARIABLE, UserError
-from artifacts.settings import read_yaml
+from artifacts.settings import MOST_BYTES, read_yaml
 from recipes.installed import RECIPES, STRATEGIES, installed, settings_model
 from recipes.settings import TrainingSettings
 
@@ -109,10 +109,11 @@ def _booleans_for_numbers(content: Any, value: Any, key: str = "") -> Iterator[s
 def pipeline_files() -> list[Path]:
     """The files here that name sources of text; where none does, every one that may be meant to."""
     found = sorted([*Path("config").glob("*.yaml"), *Path().glob("*.yaml")])
-    paths = [path for path in found if path.name not in OTHER_FILES and os.access(path, os.R_OK)]
+    paths = [path for path in found if path.name not in OTHER_FILES]
     # Beside a pipeline file lie others of a person's own, such as the forms of an exam.
-    files = filter(Path.is_file, paths)
-    return [path for path in files if b"raw_corpus" in path.read_bytes()] or paths
+    files = (path for path in paths if os.access(path, os.R_OK) and path.is_file())
+    small = (path for path in files if path.stat().st_size <= MOST_BYTES)
+    return [path for path in small if b"raw_corpus" in path.read_bytes()] or paths
 
 
 _MAPPING = "a mapping of keys (in YAML: below it, each on a line of its own and indented)"

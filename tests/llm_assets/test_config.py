@@ -1,5 +1,6 @@
 """Settings: every fault is named with its key and what was expected."""
 
+import os
 import re
 from pathlib import Path
 
@@ -340,7 +341,14 @@ def test_the_only_pipeline_file_need_not_be_named_beside_files_of_other_kinds(
     assert config_path() == Path(unfinished.name), "a run says what it lacks"
     ours = write(tmp_path, MINIMAL)
     Path("forms.yaml").write_text("town: {told: ['{subject} is made in {value}.']}\n")
-    assert config_path() == Path(ours.name)
+    Path("dump.yaml").write_text(f"raw_corpus: {'x' * 2**20}", "utf-8")
+    assert config_path() == Path(ours.name), "a dump of data is no settings"
+    Path("dump.yaml").unlink()
+    with monkeypatch.context() as locked:
+        # The superuser, as whom tests may run, reads every file.
+        locked.setattr(os, "access", lambda path, mode: path != Path(ours.name))
+        Path("forms.yaml").unlink()
+        assert config_path() == Path(ours.name), "a run says that it may not be read"
     Path("config/other.yaml").write_text(MINIMAL)
     with pytest.raises(UserError, match=r"Here: config/other\.yaml, pipeline\.yaml$"):
         load_settings(config_path())
