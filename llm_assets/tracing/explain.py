@@ -285,16 +285,17 @@ def _trained_passages(
     return trained
 
 
-def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:
-    """Id to text, for ids in the corpus; reading stops once all are found."""
+def read_texts(corpus: str, ids: Collection[str], column: str = "text") -> dict[str, str]:
+    """Id to text, or to another column, for ids in the corpus; reading stops once all are found."""
     condition = pc.field("id").isin(pa.array(sorted(ids), pa.string()))
     texts: dict[str, str] = {}
-    for part in open_parts([corpus], ["id", "text"]).get_fragments():
+    parts = open_parts([corpus], ["id", column])
+    for part in parts.get_fragments():
         # Ids are small; texts are read only where there is one.
         try:
             if len(texts) < len(ids) and part.count_rows(filter=condition):
-                rows = part.to_table(columns=["id", "text"], filter=condition).to_pylist()
-                texts |= {row["id"]: row["text"] or "" for row in rows}
+                rows = part.to_table(parts.schema, filter=condition).to_pylist()
+                texts |= {row["id"]: row[column] or "" for row in rows}
         except (pa.ArrowInvalid, OSError) as error:
             # Of damaged pages, Arrow does not say which file has them.
             raise OSError(f"{part.path}: {error}") from error
@@ -311,12 +312,12 @@ def read_samples(evaluation: Artifact, chats: Artifact | None = None) -> Samples
     `answer` what was answered.
     """
     samples: Samples = json.loads((evaluation.path / SAMPLES_NAME).read_text())
-    if chats:
-        corpus = open_parts([chats.url], ["id", "example"])
-        for sample in chain.from_iterable(samples.values()):
-            for row in corpus.to_table(filter=pc.field("id") == sample["document"]).to_pylist():
-                messages = read_example(row["example"])["messages"]
-                # The first of each role.
-                turns = {message["role"]: message["content"] for message in reversed(messages)}
-                sample |= {"prompt": turns["user"], "answer": turns["assistant"]}
+    every = list(chain.from_iterable(samples.values()))
+    examples = read_texts(chats.url, {one["document"] for one in every}, "example") if chats else {}
+    for sample in every:
+        if example := examples.get(sample["document"]):
+            messages = read_example(example)["messages"]
+            # The first of each role.
+            turns = {message["role"]: message["content"] for message in reversed(messages)}
+            sample |= {"prompt": turns["user"], "answer": turns["assistant"]}
     return samples

@@ -148,6 +148,14 @@ def test_of_a_chat_model_the_screen_shows_what_was_asked_and_the_texts_own_answe
     assert '{"messages": [{"role": "user", "content": "Which fuse?"}]}' in told
     assert "http://h/v1/chat/completions" in told and "predict" not in told
     assert re.search(r"Which fuse\? +13 A\. +13 A\. +16 A\.", told), told
+    assert "a chat, answered in the models' own words" in told
+    line = Console(width=80, file=io.StringIO())
+    samples["candidate"][0]["prompt"] = "Which fuse? " * 1_000
+    print_request(line, {"url": "http://h", "predict_url": "http://h/predict"}, samples, True)
+    assert isinstance(line.file, io.StringIO) and len(line.file.getvalue()) < 2_000
+    # Text from before the chats.
+    pq.write_table(pa.table({"id": ["T1"], "text": ["Fuses."]}), tmp_path / "part-00000.parquet")
+    assert "answer" not in read_samples(evaluation, clean)["base"][0]
 
 
 def test_bits_of_answers_are_told_with_what_they_do_not_show_and_general_text_in_others() -> None:

@@ -259,7 +259,7 @@ def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
     return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{budget_option}"
 
 
-PROMPT_CHARACTERS, SHOWN_CHARACTERS = 80, 90
+PROMPT_CHARACTERS, SHOWN_CHARACTERS, QUESTION_CHARACTERS = 80, 90, 1_000
 
 
 def print_request(
@@ -277,7 +277,7 @@ def print_request(
     body: dict[str, Any] = {"instances": [{"prompt": prompt, "max_tokens": 32}]}
     if is_local and "answer" in sample:
         url = f"{endpoint['url']}/v1/chat/completions"
-        body = {"messages": [{"role": "user", "content": sample["prompt"]}]}
+        body = {"messages": [{"role": "user", "content": sample["prompt"][:QUESTION_CHARACTERS]}]}
     # Of a token, the name of its variable, which the shell fills in.
     headers = [endpoint.get("authorization"), "'Content-Type: application/json'"]
     options = " ".join(f"-H {header}" for header in headers if header)
@@ -299,14 +299,14 @@ def print_samples(
     if not samples.get("base") or not samples.get("candidate"):
         return
     pairs = zip(samples["base"], samples["candidate"], strict=True)
-    rows: list[tuple[str, ...]]
+    rows: list[tuple[str, ...]] = []
     if exam and evaluation.stats.get("exam"):
         title, heading = "exam questions, answered in the models' own words", "question"
         right = {question["id"]: question["value"] for question in read_questions(exam.path)}
-        rows = [
-            (one["prompt"], *map(_first_sentence, (one, other)), right.get(one["document"], ""))
-            for one, other in pairs
-        ]
+        first_sentence = re.compile(r"(?<=[.!?])(?=\s|[A-Z])|\n")
+        for one, other in pairs:
+            said = (first_sentence.split(by["completion"].strip())[0] for by in (one, other))
+            rows.append((one["prompt"], *said, right.get(one["document"], "")))
     else:
         title, heading = "a text, continued in the models' own words", "text"
         one, other = next(pairs)
@@ -315,6 +315,8 @@ def print_samples(
         start = line if len(line) <= SHOWN_CHARACTERS else "… " + line[-SHOWN_CHARACTERS:]
         completions = (model["completion"].strip() for model in (one, other))
         rows = [(start, *completions, *filter(None, [one.get("answer")]))]
+        if "answer" in one:
+            title, heading = "a chat, answered in the models' own words", "question"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     columns = ((heading, 3, ""), ("base model", 2, "dim"), ("new model", 2, ""), ("correct", 1, ""))
     for name, ratio, style in columns[: len(rows[0])]:
@@ -323,7 +325,3 @@ def print_samples(
         table.add_row(*(escape(shown(cell)) for cell in cells))
     console.print()
     console.print(table, highlight=False)
-
-
-def _first_sentence(sample: Mapping[str, str]) -> str:
-    return re.split(r"(?<=[.!?])(?=\s|[A-Z])|\n", sample["completion"].strip())[0]
