@@ -118,20 +118,22 @@ def up(port: int, board_port: int, wait: bool) -> None:
     # Before anything is started: services would fail again and again on faulty settings, and the
     # daemon would find out only when it has something to send that its secrets are not there.
     settings = load_settings(config_path())
-    bearer_token(settings.endpoint)
-    for line in settings.notifications.unset():
-        click.echo(shown(line), err=True)
     use_this_folders_history()
-    for name, section in (read_yaml(Path("dagster.yaml")) or {}).items():
-        module = section.get("module") if isinstance(section, dict) else None
-        # Dagster would notice only when a run is to start, and tell only the daemon's log.
-        with suppress(ModuleNotFoundError):
-            if module is None or importlib.util.find_spec(module):
-                continue
-        raise UserError(
-            f"dagster.yaml: `{name}` names {module}, which is not installed here, so no run could "
-            "start. If an earlier version of llm-assets had it, take that section out."
-        )
+    # Services that run have what they were started with.
+    if services.read_states(services.STATE_FOLDER) is None:
+        bearer_token(settings.endpoint)
+        for line in settings.notifications.unset():
+            click.echo(shown(line), err=True)
+        for name, section in (read_yaml(Path("dagster.yaml")) or {}).items():
+            module = section.get("module") if isinstance(section, dict) else None
+            # Dagster would notice only when a run is to start, and tell only the daemon's log.
+            with suppress(ModuleNotFoundError):
+                if module is None or importlib.util.find_spec(module):
+                    continue
+            raise UserError(
+                f"dagster.yaml: `{name}` names {module}, which is not installed here, so no run "
+                "could start. If an earlier version of llm-assets had it, take that section out."
+            )
     services.bring_up(
         Path.cwd(), config_path(), port, board_port, lambda line: click.echo(shown(line))
     )
