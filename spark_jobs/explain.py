@@ -16,6 +16,10 @@ from spark_jobs.runtime.parquet import find_rows
 from spark_jobs.tokenize.shards import find_overlap
 
 
+class UnknownDocument(UserError):
+    """A clean corpus has no document of an id, and does not know why."""
+
+
 @dataclass(frozen=True)
 class DocumentStory:
     """All that is known of a document."""
@@ -61,10 +65,6 @@ class DocumentStory:
         )
 
 
-class UnknownDocument(UserError):
-    """A clean corpus tells nothing of a document."""
-
-
 def explain_document(
     clean_corpus: str, shards: str | None, stats: ShardStats | None, identifier: str
 ) -> DocumentStory:
@@ -77,13 +77,28 @@ def explain_document(
         identifier: the document's id in the raw corpus.
 
     Raises:
-        UnknownDocument: the clean corpus tells nothing of it.
-        UserError: it was left out since it holds text that was forgotten.
+        UnknownDocument: the clean corpus knows no such document.
+        UserError: it cannot be read, or was made without the document, which holds forgotten text.
     """
     own = find_duplicates(clean_corpus, "id", pa.array([identifier])).to_pylist()
     # Only dropped copies are listed: a document that is not may have survived.
     survivor = own[0]["survivor"] if own else identifier
-    kept = _clean_row(clean_corpus, survivor, identifier)
+    is_survivor = pc.field("id") == survivor
+    columns = ["id", "cluster", "source", "split", "text_hash"]
+    kept = find_rows(clean_corpus, "clean_corpus", is_survivor, columns, 1)
+    if not kept:
+        similar = read_similar(clean_corpus)
+        for match in similar.filter(pc.equal(similar["id"], identifier)).to_pylist():
+            raise UserError(
+                f"{identifier!r} was left out of the clean corpus: it holds text of "
+                f"{match['forgotten']!r} ({match['similarity']:.0%}), which was forgotten. To let "
+                f"it in: llm-assets forget {match['forgotten']!r} --similar keep --reason REASON, "
+                "which lists what that is about; then the same with --yes"
+            )
+        raise UnknownDocument(
+            f"The clean corpus in {clean_corpus} has no document {identifier!r}, kept or dropped "
+            f"as a copy. {advise_on_id(clean_corpus, identifier)}"
+        )
     members = find_duplicates(clean_corpus, "survivor", pa.array([survivor])).to_pylist()
     occurrences: list[Occurrence] = []
     overlap = None
@@ -91,32 +106,11 @@ def explain_document(
         occurrences = find_occurrences(shards, stats, survivor)
         overlap = find_overlap(shards, survivor)
     return DocumentStory(
-        **kept | {"id": identifier},
+        **kept[0] | {"id": identifier},
         survivor=survivor,
         merged=members,
         overlap=overlap,
         occurrences=occurrences,
-    )
-
-
-_CLEAN_COLUMNS = ["id", "cluster", "source", "split", "text_hash"]
-
-
-def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, str]:
-    is_survivor = pc.field("id") == survivor
-    for row in find_rows(clean_corpus, "clean_corpus", is_survivor, _CLEAN_COLUMNS, 1):
-        return row
-    similar = read_similar(clean_corpus)
-    for match in similar.filter(pc.equal(similar["id"], identifier)).to_pylist():
-        raise UserError(
-            f"{identifier!r} was left out of the clean corpus: it holds text of "
-            f"{match['forgotten']!r} ({match['similarity']:.0%}), which was forgotten. To let it "
-            f"in: llm-assets forget {match['forgotten']!r} --similar keep --reason REASON, which "
-            "lists what that is about; then the same with --yes"
-        )
-    raise UnknownDocument(
-        f"The clean corpus in {clean_corpus} has no document {identifier!r}, kept or dropped as a "
-        f"copy. {advise_on_id(clean_corpus, identifier)}"
     )
 
 

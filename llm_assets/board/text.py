@@ -16,7 +16,7 @@ from starlette.routing import Route
 from artifacts.shards.shard_set import text_numbers
 from artifacts.store.store import Artifact
 from llm_assets.board.pages import Board, find_behind, number, page_at
-from llm_assets.forgetting.document import find_document
+from llm_assets.forgetting.document import find_document, is_about
 from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.start import find_manifest, find_record
@@ -99,11 +99,18 @@ def routes(board: Board) -> list[Route]:
         dropped = (
             board.remember(find_dropped, [clean, cleaned], hidden, MOST_COPIES) if clean else None
         )
+        stats = raw.stats if raw else {}
+        names = stats.get("unread_examples", {})
         return {
             "previous_snapshot": find_manifest(board.store, "raw_corpus", old[0]) if old else None,
             "raw": raw,
             "clean": clean,
             "before": before,
+            "unread": [
+                (kind, count, [name for name in names.get(kind, ()) if name not in hidden])
+                for kind, count in stats.get("unread", {}).items()
+            ],
+            "faults": [one for one in stats.get("faults", ()) if not is_about(one, hidden)],
             "changes": board.remember(find_changes, pair, hidden) if all(pair) else {},
             "is_cleaned": raw and raw.fingerprint == made_of,
             "dropped": dropped,

@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from llm_assets.registry.state import RegistryState
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from llm_assets.tracing.explain import Exposure, exposures
 from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, lessons_of
+from spark_jobs.clean.decide.decider import EXACT, NEAR
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, UnknownDocument, explain_document
 from spark_jobs.read.document import DERIVED
@@ -155,19 +156,27 @@ def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
         return ""
     condition, columns = pc.field("id") == identifier, ["source", "text"]
     for row in find_rows(raw.url, "raw_corpus", condition, columns, 1):
-        examples, counts = clean.stats["dropped_examples"].items(), clean.stats["dropped"]
-        reasons = [why for why, some in examples if any(one["id"] == identifier for one in some)]
-        told = ", ".join(f"{why.replace('_', ' ')} {counts[why]:,}" for why in reasons or counts)
+        examples, counts = clean.stats.get("dropped_examples", {}), clean.stats["dropped"]
+        known = [why for why in counts for one in examples.get(why, ()) if one["id"] == identifier]
+        # The corpus knows all of its copies.
+        likely = known or [why for why in counts if why not in (EXACT, NEAR)]
+        told = ", ".join(f"{why.replace('_', ' ')} ({counts[why]:,} in all)" for why in likely)
         return (
-            f"{identifier!r} was read (source {row['source']}, {len(row['text']):,} characters), "
-            f"and then left out by cleaning, which left out documents as: {told}."
+            f"{identifier!r} was read (source {row['source']}, {len(row['text']):,} characters) "
+            f"and left out by cleaning{'' if known else ' for one of these reasons'}: {told}."
         )
-    typed, unread = _composed(identifier), raw.stats["unread_examples"].items()
-    places = (f"/{typed}", f"'{typed}'")
-    faults = [one for one in raw.stats["faults"] if any(at in _composed(one) for at in places)]
+    faults = [fault for fault in raw.stats.get("faults", ()) if is_about(fault, [identifier])]
+    typed, unread = _composed(identifier), raw.stats.get("unread_examples", {}).items()
     told = f"{identifier!r} was not read"
     faults += [f"{told} ({kind})." for kind, names in unread if typed in map(_composed, names)]
     return " ".join(faults)
+
+
+def is_about(fault: str, ids: Collection[str]) -> bool:
+    """Whether what is said of something that was set aside names a file or document of these."""
+    ways = ("/{} ", "/{}:", "/{},", "'{}'")
+    said = _composed(f"/{fault}")
+    return any(way.format(one) in said for one in map(_composed, ids) for way in ways)
 
 
 def _earlier_texts(
