@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from artifacts.errors import UserError
-from artifacts.model import context_tokens, read_config, read_tokenizer
+from artifacts.model import context_tokens, read_config
 from artifacts.program.lifetime import BY_WAY_OF_THIS, PARENT_VARIABLE, how_it_ended
 from artifacts.settings import read_key
 from serving.engine import protocol, served_model
@@ -39,11 +39,12 @@ BIAS = 100
 class OpenAIModel(served_model.PromptEncoder):
     """Asks another server, which batches requests itself; its errors are told with its name."""
 
-    def __init__(self, folder: Path, engine: OpenAIEngine) -> None:
+    def __init__(self, folder: Path, tokenizer: Path, engine: OpenAIEngine) -> None:
         """Start the server, where that is asked for, and wait until it writes a token.
 
         Args:
             folder: the Hugging Face folder that it serves.
+            tokenizer: where `ServedTokenizer.write` wrote that of the folder.
 
         Raises:
             UserError: it ended, is not there, or refuses to write.
@@ -56,7 +57,7 @@ class OpenAIModel(served_model.PromptEncoder):
         def fill(word: str) -> str:
             return word.replace("{model}", str(folder)).replace("{port}", port)
 
-        self.tokenizer = served_model.ServedTokenizer.of(read_tokenizer(folder))
+        self.tokenizer = served_model.ServedTokenizer.read(tokenizer)
         self.context_tokens = context_tokens(read_config(folder)) or sys.maxsize
         self._model = fill(engine.model)
         self._name = f"The engine at {fill(engine.address)}"

@@ -64,8 +64,9 @@ def main() -> int:
     try:
         choice = choose_engine(arguments.model, arguments.settings, arguments.conversions)
         # The variable makes sure that it begins again only once, even if torch is imported then,
-        # too.
-        if choice.converted and "torch" in sys.modules and CONVERTED_VARIABLE not in os.environ:
+        # too. It is this program's alone: a program that a command starts begins again for itself.
+        is_again = os.environ.pop(CONVERTED_VARIABLE, None)
+        if choice.converted and "torch" in sys.modules and not is_again:
             # It was converted just now: beginning again gives back the memory that this took, up to
             # 2.5 GB for 135M parameters.
             os.environ[CONVERTED_VARIABLE] = "1"
@@ -97,7 +98,7 @@ class Choice:
     reason: str
     """The engine's name, and why it is that one where another was thinkable."""
     converted: Path | None = None
-    """The model in OpenVINO's form, where OpenVINO runs it."""
+    """The model in OpenVINO's form, where OpenVINO runs it; for another server, its tokenizer."""
 
 
 def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -> Choice:
@@ -112,7 +113,16 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
             what is asked of it.
     """
     if isinstance(settings.engine, OpenAIEngine):
-        return Choice(next(iter(settings.engine.command), settings.engine.address))
+        key = cache_key(
+            "tokenizer",
+            "serving.engine.served_model",
+            ("tokenizers", "transformers"),
+            folder=_checksums(folder, conversions, ".json", ".jinja", ".model", ".txt"),
+        )
+        written = cached_folder(
+            conversions, key, lambda place: ServedTokenizer.of(read_tokenizer(folder)).write(place)
+        )
+        return Choice(next(iter(settings.engine.command), settings.engine.address), written)
     config = read_config(folder)
     obstacle = _obstacle(config, settings)
     if obstacle is None:
@@ -142,12 +152,13 @@ def choose_engine(folder: Path, settings: EndpointSettings, conversions: Path) -
 def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyModel:
     """Load a model into the chosen engine; raises UserError where it is no good.
 
-    Each is imported where it serves: beside OpenVINO, torch would be most of the start.
+    Each is imported where it serves: beside others, torch would be most of the start.
     """
     if isinstance(settings.engine, OpenAIEngine):
         from serving.engine.openai_model import OpenAIModel
 
-        return OpenAIModel(folder, settings.engine)
+        assert choice.converted is not None
+        return OpenAIModel(folder, choice.converted, settings.engine)
     architecture = _architecture(read_config(folder))
     if architecture.endswith((CLASSIFIER, MASK_FILLER)):
         from serving.engine.transformers_model import Classifier, MaskFiller
@@ -165,18 +176,19 @@ def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyM
 
 def conversion_key(folder: Path, settings: EndpointSettings, conversions: Path) -> str:
     """The cache's key of a converted model: what it is made of, by what, and how."""
-    content = {
-        file.name: cached_sha256(conversions, file)
-        for file in sorted(folder.iterdir())
-        if file.suffix in (".safetensors", ".json", ".jinja")
-    }
     return cache_key(
         "converted model",
         "serving.engine.conversion",
         LIBRARIES,
-        model=content,
+        model=_checksums(folder, conversions, ".safetensors", ".json", ".jinja"),
         weights=settings.weights,
     )
+
+
+def _checksums(folder: Path, conversions: Path, *suffixes: str) -> dict[str, str]:
+    """Of a folder's files with one of these suffixes."""
+    found = (file for file in sorted(folder.iterdir()) if file.suffix in suffixes)
+    return {file.name: cached_sha256(conversions, file) for file in found}
 
 
 def _architecture(config: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 A request is encoded (`ServedTokenizer`, `ChatEncoder`), a model makes a job of it, and the tokens
 that the job puts out become the pieces of its answer (`AnswerText`). The tokenizer is without
 transformers, whose import takes seconds and hundreds of megabytes: what that makes of a folder's
-many files is written once, beside the converted model.
+many files is written once, into the cache of converted models.
 """
 
 import asyncio

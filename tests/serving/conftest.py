@@ -21,7 +21,7 @@ from serving.endpoint import Endpoint
 from serving.engine.program import choose_engine, load_model
 from serving.engine.protocol import Chunk, GenerateRequest
 from serving.engine.served_model import AnyModel
-from serving.settings import EndpointSettings, RolloutSettings
+from serving.settings import EndpointSettings, OpenAIEngine, RolloutSettings
 from serving.state import Desired, StateFolder
 from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
 from tests.waiting import WAIT_SECONDS
@@ -96,6 +96,12 @@ def engine_of(folder: Path, kind: type[Engine], conversions: Path) -> Engine:
     loaded = load_model(folder, settings, choose_engine(folder, settings, conversions))
     assert isinstance(loaded, kind)
     return loaded
+
+
+def asking(folder: Path, engine: OpenAIEngine, conversions: Path) -> AnyModel:
+    """A model that another server computes, as an engine's program loads it."""
+    settings = SETTINGS.model_copy(update={"engine": engine})
+    return load_model(folder, settings, choose_engine(folder, settings, conversions))
 
 
 def generate_request(**fields: Any) -> GenerateRequest:

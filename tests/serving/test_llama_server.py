@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from serving import endpoint as process
-from serving.engine.openai_model import OpenAIModel
 from serving.engine.protocol import Refused
 from serving.rollout import RolloutFailed
 from serving.settings import OpenAIEngine
-from tests.serving.conftest import Client, chunks_of, generate_request, served
+from tests.serving.conftest import Client, asking, chunks_of, generate_request, served
 from tests.serving.test_comparison import desired, judge, version_that_serves
 from tests.stand_ins import openai_without_echo
 from tests.stand_ins.http_server import start_http_server
@@ -73,11 +72,11 @@ def test_it_gets_traffic_where_it_serves_what_was_judged(
 
 @pytest.mark.parametrize("what", ["ignored", "counted"])
 def test_a_bias_that_is_ignored_or_counted_proves_nothing(
-    tiny_model_folder: Path, what: str
+    tiny_model_folder: Path, conversions: Path, what: str
 ) -> None:
     server = start_http_server(partial(openai_without_echo.answer, what))
     engine = OpenAIEngine(address=f"{server.url}/v1", model="default")
-    model = OpenAIModel(tiny_model_folder, engine)
+    model = asking(tiny_model_folder, engine, conversions)
     scored = generate_request(prompt="The valve", max_tokens=0, echo=True, logprobs=True)
     with pytest.raises(Refused, match="Only no echo is supported"):
         asyncio.run(chunks_of(model, scored))

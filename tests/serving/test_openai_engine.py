@@ -11,12 +11,21 @@ import psutil
 import pytest
 
 from artifacts.errors import UserError
+from artifacts.model import read_tokenizer
 from serving import endpoint as process
-from serving.engine.openai_model import OpenAIModel
-from serving.engine.program import choose_engine, load_model
+from serving.engine.program import choose_engine
 from serving.engine.protocol import Chunk
+from serving.engine.served_model import ServedTokenizer
 from serving.settings import OpenAIEngine
-from tests.serving.conftest import SETTINGS, Client, generate_request, pieces_of, served, start
+from tests.serving.conftest import (
+    SETTINGS,
+    Client,
+    asking,
+    generate_request,
+    pieces_of,
+    served,
+    start,
+)
 from tests.serving.test_comparison import desired, judge, version_that_serves
 from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 from tests.stand_ins.processes import free_port
@@ -113,7 +122,7 @@ def test_a_stream_counts_its_tokens_and_a_chat_has_the_versions_own_template(
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
 def test_characters_that_end_a_line_elsewhere_pass_through(
-    tiny_model_folder: Path, character: str
+    tiny_model_folder: Path, conversions: Path, character: str
 ) -> None:
     """Of a server that writes them as they are, as JSON allows."""
 
@@ -128,7 +137,7 @@ def test_characters_that_end_a_line_elsewhere_pass_through(
 
     server = start_http_server(answer)
     engine = OpenAIEngine(address=f"{server.url}/v1", model="default")
-    model = OpenAIModel(tiny_model_folder, engine)
+    model = asking(tiny_model_folder, engine, conversions)
 
     async def told() -> list[Chunk]:
         request = generate_request(prompt="The valve", stream=True)
@@ -144,6 +153,38 @@ def test_what_the_engine_refuses_is_told_in_its_words(through: Client, outside: 
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert f"The engine at {outside.url}/v1 refuses: max_tokens is 120" in message
+
+
+def test_its_tokens_are_those_of_transformers_which_is_not_in_memory(
+    through: Client, outside: Client, chat_model_folder: Path, conversions: Path
+) -> None:
+    (pid,) = through.engine_pids()
+    mapped = {Path(one.path).name for one in psutil.Process(pid).memory_maps()}
+    assert any(name.startswith("tokenizers") for name in mapped)
+    assert not any(name.startswith("libtorch") for name in mapped)
+    settings = SETTINGS.model_copy(update={"engine": at(outside)})
+    choice = choose_engine(chat_model_folder, settings, conversions)
+    assert choice.converted is not None
+    own, whole = ServedTokenizer.read(choice.converted), read_tokenizer(chat_model_folder)
+    for text in ("The valve <|endoftext|> opens.", " \n水\u2028\U0001f600", ""):
+        assert own.encode(text) == whole.encode(text)
+        assert own.decode(own.encode(text)) == whole.decode(whole.encode(text))
+    assert own.chat["chat_template"] == whole.chat_template
+
+
+def test_a_tokenizer_that_changes_is_read_again_and_refused_if_it_is_damaged(
+    outside: Client, tmp_path: Path, chat_model_folder: Path
+) -> None:
+    folder = change_config(chat_model_folder, tmp_path / "model")
+    settings = SETTINGS.model_copy(update={"engine": at(outside)})
+    before = choose_engine(folder, settings, tmp_path).converted
+    assert choose_engine(folder, settings, tmp_path).converted == before
+    (folder / "chat_template.jinja").write_text("another")
+    after = choose_engine(folder, settings, tmp_path).converted
+    assert after is not None and ServedTokenizer.read(after).chat["chat_template"] == "another"
+    (folder / "tokenizer.json").write_text("[]")
+    with pytest.raises(UserError, match=rf"The tokenizer in {folder} cannot be read"):
+        choose_engine(folder, settings, tmp_path)
 
 
 def test_its_key_is_in_no_file_and_no_command_line(through: Client) -> None:
@@ -190,11 +231,8 @@ def test_engine_that_is_not_there_or_refuses_is_told_before_it_serves(
 ) -> None:
     monkeypatch.setenv("NO_HEADER", f"{KEY}\n{KEY}")
     monkeypatch.setenv("WITH_BREAK", f"{KEY}\n")
-    settings = SETTINGS.model_copy(update={"engine": at(outside, **changes)})
     with pytest.raises(UserError, match=message) as refused:
-        load_model(
-            tiny_model_folder, settings, choose_engine(tiny_model_folder, settings, tmp_path)
-        )
+        asking(tiny_model_folder, at(outside, **changes), tmp_path)
     assert KEY not in str(refused.value)
 
 
