@@ -262,6 +262,22 @@ def test_a_wrong_path_is_named(tmp_path: Path) -> None:
         preflight(settings(tmp_path, raw_corpus=wrong))
 
 
+def test_outside_a_project_what_passes_says_that_run_is_refused_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    select(settings(tmp_path), tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    *_, complete, note = CliRunner().invoke(commands, ["check"]).stdout.splitlines()
+    assert complete == "Everything a run needs is in place."
+    assert note.startswith("But `llm-assets run` is refused in this folder, which has no dagster")
+    told = json.loads(CliRunner().invoke(commands, ["check", "--json"]).stdout)
+    assert told["ok"] and told["notes"][-1] == note
+    ended = CliRunner().invoke(commands, ["run"])
+    assert ended.exit_code == 1 and "There is no dagster.yaml here" in str(ended.exception)
+    (tmp_path / "dagster.yaml").touch()
+    assert CliRunner().invoke(commands, ["check"]).stdout.splitlines()[-1] == complete
+
+
 def test_programs_read_the_notes_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     select(settings(tmp_path), tmp_path, monkeypatch)
     told = json.loads(CliRunner().invoke(commands, ["check", "--json"]).stdout)

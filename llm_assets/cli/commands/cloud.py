@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from llm_assets.config import PipelineSettings, TrainingPlace
 
 COMPLETE = "Everything a run needs is in place."
+OUTSIDE = (
+    "But `llm-assets run` is refused in this folder, which has no dagster.yaml: run it in the "
+    "project's folder, or make this folder one with: llm-assets init FOLDER_OF_TEXT"
+)
 
 
 class _Amount(click.FloatRange):
@@ -86,13 +90,18 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     if settings.uses_cloud:
         with _kept(faults):
             _check_project(settings, nodes if smoke and not faults else 0, yes, as_json, output)
+    # What is checked needs no project, as where pipeline files are kept apart from it.
+    outside = [] if Path("dagster.yaml").exists() else [OUTSIDE]
+    if outside:
+        output["notes"] = output.get("notes", []) + outside
     if as_json:
         click.echo(json.dumps({"ok": not faults, **output}, indent=2))
     if faults:
         raise faults[0] if len(faults) == 1 else UserError("\n".join(map(str, faults)))
     unknown = sum(finding["ok"] is None for finding in output.get("findings", ()))
     reminder = f"No problems found. Read the lines marked unknown first: {unknown}."
-    click.echo(reminder if unknown else COMPLETE, err=as_json)
+    for line in (reminder if unknown else COMPLETE, *outside):
+        click.echo(line, err=as_json)
 
 
 @contextmanager
