@@ -144,7 +144,7 @@ def foresee(
                 "set `store` to another disk."
             )
     held_out = foresee_held_out(settings, text, is_judged)
-    notes = [*tell_coverage(settings, text), *held_out, *settings.notifications.unset()]
+    notes = [*tell_coverage(settings, text, base), *held_out, *settings.notifications.unset()]
     has_key = bool(os.environ.keys() & {"WANDB_API_KEY", "WANDB_MODE"})
     # `wandb login` writes the key to this file.
     if settings.checkpoint.logging.weights_and_biases and not (
@@ -157,11 +157,9 @@ def foresee(
     return notes
 
 
-def tell_coverage(
-    settings: PipelineSettings, text: TextEstimate, guess: float | None = None
-) -> list[str]:
+def tell_coverage(settings: PipelineSettings, text: TextEstimate, base: Base) -> list[str]:
     """How much of the text a training reads, and how long that and one pass take, by the speed of
-    the last training run or, before there is any, by a guess in tokens per second."""
+    the last training run or, before there is any here, by that of a model of `PARAMETERS`."""
     budget = settings.checkpoint.budget
     if not text.is_known or not text.tokens_to_train:
         return []
@@ -171,6 +169,9 @@ def tell_coverage(
     share = own_share * planned / text.tokens_to_train
     # The speed of the training that made the current checkpoint.
     checkpoint = find_whole(settings, "checkpoint")
+    runner = settings.training.runner or settings.platform
+    is_known = base.parameters == PARAMETERS and runner == "local"
+    guess = tokens_per_second() if is_known else None
     speed = checkpoint.stats["tokens_per_second"] if checkpoint else guess
 
     def time(tokens: float) -> str:

@@ -242,7 +242,7 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
         f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",
-        *tell_coverage(settings, text, tokens_per_second()),
+        *tell_coverage(settings, text, base),
         f"the whole run takes about {(seconds + OTHER_SECONDS) / 60:.0f} min on this machine",
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
     ]

@@ -3,11 +3,13 @@
 import json
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -88,6 +90,19 @@ def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path, small
     assert settings.clean_corpus.split.held_out * 300 >= 2 * 30
     (told,) = [note for note in preflight(settings) if "held out" in note]
     assert "enough to detect a gain of 0.0" in told
+
+
+def test_of_the_same_model_check_tells_the_time_that_init_told(
+    manuals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a training whose speed is known."""
+    # Its training takes more disk than this test is to ask for.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
+    started = start(manuals)
+    (told,) = [one for one in preflight(load_settings(started.path)) if "steps read about" in one]
+    (by_init,) = [one for one in started.notes if "steps read about" in one]
+    (time,) = re.findall(r"of the training text( in about [^;.]+)", by_init)
+    assert time in told
 
 
 def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: Path) -> None:
