@@ -231,12 +231,6 @@ class PipelineSettings(Settings):
         return self.checkpoint.form
 
     @property
-    def has_chats(self) -> bool:
-        """Whether models learn chats by a template, and are shown how they begin to answer."""
-        has_template = self.tokenized_shards.examples.template == "chat"
-        return self.form == "conversations" and has_template and self.checkpoint.is_judged_in_bits
-
-    @property
     def measured(self) -> EvaluationSettings:
         """How models are measured: on at least as many documents as the gate needs, since with
         fewer it would never judge."""

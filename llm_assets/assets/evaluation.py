@@ -344,14 +344,17 @@ def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def samples_view(evaluation: Artifact) -> dict[str, Any]:
-    """What base and candidate write after the same beginnings, side by side; none where none do."""
+    """What base and candidate write after the same beginnings, and what a chat's own answer is."""
     samples = read_samples(evaluation)
     pairs = zip(samples.get("base", []), samples.get("candidate", []), strict=False)
-    texts = [(one["prompt"], one["completion"], other["completion"]) for one, other in pairs]
+    texts = [
+        (one["prompt"], one["completion"], other["completion"], *filter(None, [one.get("answer")]))
+        for one, other in pairs
+    ]
     # Models that have not learnt write dots without end.
     rows = [[_UNBROKEN.sub("\\1…", text) for text in row] for row in texts]
-    heads = ["after", "the base model says", "the candidate says"]
-    return {"samples": table(heads, rows)} if rows else {}
+    heads = ["after", "the base model says", "the candidate says", "the text says"]
+    return {"samples": table(heads[: max(map(len, rows))], rows)} if rows else {}
 
 
 def _confusion(stats: Mapping[str, Any]) -> dict[str, Any]:

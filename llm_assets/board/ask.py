@@ -28,7 +28,7 @@ from llm_assets.board.pages import (
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
 from llm_assets.exam.questions import find_exam
 from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.explain import read_samples
+from llm_assets.tracing.explain import read_samples, shards_of_chats
 from llm_assets.tracing.trace import Trace, Tracer, find_answers
 from recipes.evaluation.exam import read_questions
 from serving.errors import unavailable
@@ -75,15 +75,13 @@ def routes(board: Board) -> list[BaseRoute]:
         # A base model answers the questions that its newest candidate was evaluated with.
         evaluation = own_evaluation or board.record.find_current("eval_metrics")
         exam = find_exam(evaluation) if evaluation else None
-        chats = board.record.find_current("clean_corpus") if board.settings.has_chats else None
         selected = number(request, "version", 0) or None
         return {
             "is_running": status is not None,
             "versions": list(_asked_versions(engines, state, shares, selected)),
             "selected": selected,
-            "examples": (
-                board.remember(find_examples, [evaluation, exam, chats]) if evaluation else []
-            ),
+            "examples": board.remember(find_examples, [evaluation, exam]) if evaluation else [],
+            "is_chat": bool(evaluation and shards_of_chats(evaluation)),
             # The answer to an exam question ends with its line.
             "of_exam": exam is not None,
             "prompt": request.query_params.get("prompt", ""),
@@ -175,7 +173,7 @@ def _asked_versions(
             yield AskedVersion(version.version, label, serves, version.is_base, obstacle)
 
 
-def find_examples(evaluation: Artifact, exam: Artifact | None, chats: Artifact | None) -> list[str]:
+def find_examples(evaluation: Artifact, exam: Artifact | None) -> list[str]:
     """Prompts worth asking: questions of the exam, else beginnings of held-out text."""
     questions = (
         [question for question in read_questions(exam.path) if not question["placebo"]]
@@ -187,7 +185,7 @@ def find_examples(evaluation: Artifact, exam: Artifact | None, chats: Artifact |
         (question["subject"], question["relation"]): str(question["question"])
         for question in questions[::-1]
     }
-    samples = chain.from_iterable(read_samples(evaluation, chats).values())
+    samples = chain.from_iterable(read_samples(evaluation).values())
     sample_prompts = [sample["prompt"] for sample in samples]
     prompts = list(by_fact.values())[::-1]
     step = max(1, len(prompts) // MOST_EXAMPLES)

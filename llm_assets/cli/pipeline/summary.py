@@ -70,8 +70,7 @@ def print_summary(
         table.add_row(label, text)
     console.print()
     console.print(table, highlight=False)
-    talks = current["clean_corpus"] if settings.has_chats else None
-    samples = read_samples(current["eval_metrics"], talks)
+    samples = read_samples(current["eval_metrics"])
     print_request(console, endpoint, samples, settings.platform == "local")
     print_samples(console, samples, current["eval_metrics"], record.find_current("exam"))
     times = ", ".join(f"{stage} {duration:.0f} s" for stage, duration in stages.items())

@@ -106,7 +106,11 @@ def test_samples_are_shown_as_people_read_them(tmp_path: Path) -> None:
     said = {"base": f"one\n\n{'.' * 99}", "candidate": "two\tthree\n水水水水水水水水水水水水水水水"}
     samples = {role: [{"prompt": "The\nvalve", "completion": it}] for role, it in said.items()}
     (tmp_path / "samples.json").write_text(json.dumps(samples))
-    evaluation: Any = SimpleNamespace(path=tmp_path)
+    evaluation: Any = SimpleNamespace(
+        path=tmp_path,
+        store=SimpleNamespace(find_named=lambda *name: None),
+        manifest=SimpleNamespace(inputs={}),
+    )
     *_, row = samples_view(evaluation)["samples"].value.splitlines()
     assert row == f"| The valve | one {'.' * 40}… | two three {'水' * 15} |"
 
@@ -122,9 +126,9 @@ def test_a_verdict_says_how_many_comparisons_preceded_it_and_how_sure_its_interv
     found = verdict("new", "old", look=3).model_copy(update={"comparisons": compared})
     (tmp_path / VERDICT_NAME).write_text(found.model_dump_json())
     (tmp_path / "samples.json").write_text("{}")
-    store = SimpleNamespace(load=lambda *_: SimpleNamespace(path=tmp_path))
     inputs = SimpleNamespace(inputs={"eval_metrics": "e"})
-    artifact: Any = SimpleNamespace(path=tmp_path, store=store, manifest=inputs)
+    artifact: Any = SimpleNamespace(path=tmp_path, manifest=inputs)
+    artifact.store = SimpleNamespace(load=lambda *_: artifact, find_named=lambda *_: None)
     view = verdict_view(artifact)
     assert view["earlier_comparisons_without_promotion"] == 2
     *_, held_out, exam = view["comparisons"].value.splitlines()

@@ -212,7 +212,6 @@ def board_of(shop: Any, **changes: Any) -> Board:
         name="manual",
         description=HOSTILE,
         platform="local",
-        has_chats=False,
         store=shop.store.root,
         endpoint=EndpointSettings(),
         automation=AutomationSettings(),
