@@ -18,7 +18,7 @@ from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, PipelineSettings
 from llm_assets.settings_file import models_in
 from recipes.installed import RECIPES, STRATEGIES, installed, settings_model
-from recipes.settings import StrategySettings, TrainingSettings
+from recipes.settings import OWN, StrategySettings, TrainingSettings
 
 SETTINGS_INTRODUCTION = f"""# Settings
 
@@ -149,7 +149,7 @@ def _nested(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
             yield from _strategies(prefix)
             continue
         if variants == [TrainingSettings]:
-            variants = [settings_model(RECIPES, recipe) for recipe in installed(RECIPES)]
+            variants = [settings_model(RECIPES, recipe) for recipe in _own(RECIPES)]
         if len(variants) == 1:
             items = "[]" if get_origin(field.annotation) in (list, tuple) else ""
             yield from _tables(f"{prefix}{name}{items}.", variants[0])
@@ -158,9 +158,15 @@ def _nested(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
             yield from _variants(path.removesuffix(".") + ".", variants)
 
 
+def _own(group: str) -> list[str]:
+    """What this distribution declares in a group: other packages that are installed here may bring
+    more, which readers of the page do not have."""
+    return [name for name, one in installed(group).items() if one.dist and one.dist.name == OWN]
+
+
 def _strategies(prefix: str) -> Iterator[str]:
     """Each under the key that asks for it, with what it has for itself."""
-    for name in installed(STRATEGIES):
+    for name in _own(STRATEGIES):
         model: Any = settings_model(STRATEGIES, name)
         own = model.model_fields.keys() - StrategySettings.model_fields.keys()
         yield f"## checkpoint.{model.asked_by}\n\n{_introduction(model)}\n"

@@ -5,12 +5,14 @@ import re
 import signal
 import subprocess
 from contextlib import suppress
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
+from recipes.installed import installed
 from scripts.write_reference import benchmarks_page, settings_page
 from tests.listening import listening_addresses, outside_loopback
 from tests.stand_ins.processes import free_port
@@ -71,6 +73,16 @@ def test_every_file_of_the_code_that_it_names_exists() -> None:
 )
 def test_the_generated_pages_are_up_to_date(name: str, page) -> None:  # type: ignore[no-untyped-def]
     assert (ROOT / "docs" / name).read_text() == page(), "run: make docs"
+
+
+def test_the_page_of_settings_has_no_recipe_of_another_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_another(group: str) -> dict[str, EntryPoint]:
+        return installed(group) | {"smoothed": EntryPoint("smoothed", "smoothed:Settings", group)}
+
+    monkeypatch.setattr("scripts.write_reference.installed", with_another)
+    assert settings_page() == (ROOT / "docs" / "settings.md").read_text()
 
 
 def test_no_file_in_git_is_larger_than_a_megabyte() -> None:
