@@ -26,7 +26,9 @@ STAGES = (
     "llm_assets.assets.verdict",
     "llm_assets.assets.serving",
 )
-"""The modules of the graph's stages (docs/new_stage.md)."""
+"""The modules of the graph's own stages (docs/new_stage.md)."""
+OTHER_STAGES = "llm_assets.stages"
+"""Group of entry points, by which installed packages declare modules with more."""
 MEANINGS = {
     "id": "Identifies the document; `llm-assets document ID` shows its history.",
     "text": "The text.",
@@ -89,6 +91,7 @@ with reason_alone():
     from llm_assets.history import make_history_private
     from llm_assets.io_manager import ArtifactIOManager
     from llm_assets.platform import build_resources
+    from recipes.installed import installed
 
 
 def build_definitions(settings: PipelineSettings, path: str) -> dg.Definitions:
@@ -100,7 +103,7 @@ def build_definitions(settings: PipelineSettings, path: str) -> dg.Definitions:
     # A module that imported the stage of another one would give that stage a second time.
     stages = [
         stage
-        for module in STAGES
+        for module in (*STAGES, *(one.value for one in installed(OTHER_STAGES).values()))
         for stage in vars(import_module(module)).values()
         if isinstance(stage, Stage) and not settings.leaves_out(stage.name)
     ]
@@ -109,8 +112,9 @@ def build_definitions(settings: PipelineSettings, path: str) -> dg.Definitions:
     for unknown in sorted(settings.stages.keys() - own):
         raise UserError(
             f"{path}: `stages.{unknown}` is the section of no stage of your own; there "
-            f"{'are ' + ', '.join(sorted(own)) if own else 'is none'}. They come from the modules "
-            "that llm_assets/definitions.py names (docs/new_stage.md)."
+            f"{'are ' + ', '.join(sorted(own)) if own else 'is none'}. They come from modules that "
+            f"installed packages declare in the entry point group {OTHER_STAGES} "
+            "(docs/new_stage.md)."
         )
     assets = [
         stage.asset(settings).map_asset_specs(

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from artifacts.errors import UserError
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
+from recipes.installed import installed
 from tests.conftest import ROOT, Project
 
 PAGE = ROOT / "docs" / "new_stage.md"
@@ -75,6 +77,34 @@ def test_the_pages_example_is_made_shown_and_made_again_for_a_named_setting(
     said = copy.run(project, *MATERIALIZE, "word_counts")
     assert "`stages.word_counts` of the pipeline manual has invalid settings" in said
     assert "minimun: unknown key; did you mean `minimum`?" in said
+
+
+def test_a_package_of_ones_own_declares_its_stages(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module,), (declared,) = (
+        re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        for language in ("python", "toml")
+    )
+    ((group, places),) = tomllib.loads(declared)["project"]["entry-points"].items()
+    ((name, place),) = places.items()
+    file = tmp_path / f"{place.replace('.', '/')}.py"
+    file.parent.mkdir()
+    file.write_text(module)
+    about = tmp_path / "own_stages-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-stages\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {place}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    project.configure(stages={"word_counts": {"minimum": 3}})
+    installed.cache_clear()
+    try:
+        defined = build_definitions(load_settings(project.config), str(project.config))
+    finally:
+        installed.cache_clear()
+    assets = defined.resolve_asset_graph()
+    (key,) = (key for key in assets.get_all_asset_keys() if key.path[-1] == "word_counts")
+    assert [parent.path[-1] for parent in assets.get(key).parent_keys] == ["clean_corpus"]
 
 
 @pytest.mark.parametrize("name", ["word_counts", "exam"])
