@@ -418,7 +418,6 @@ def test_columns_are_found_in_whatever_a_run_reads(
         ([{"question": "Which valve?", "answer": "<p>The ball valve.</p>"}], True, True),
         ([{"messages": [{"role": "user", "content": "Why?"}]}], False, True),
         ([{"body": "It holds if a < b, and else it does not."}], False, False),
-        ([{"body": f"Write {tag} around it."} for tag in ("<b></b>", "a box", "*")], False, False),
         ([{"body": "Ada mends valves.", "role": "fitter"}], False, False),
         ([{"body": "A line ends with <br>."}, *[{"body": "A line."}] * 19], False, False),
     ],
