@@ -79,6 +79,8 @@ LANGUAGES = {
     "typescript": "ts tsx",
     "yaml": "yaml yml",
 }
+_LOCK = "~$"
+"""Begins the name of the file that Office puts beside each document that somebody has open."""
 _CONVERSIONS = {
     ".doc": "soffice --headless --convert-to docx FILE.doc",
     ".xls": "soffice --headless --convert-to xlsx FILE.xls",
@@ -127,8 +129,7 @@ _BY_ENDING = {form.ending: form for form in _formats()}
 def format_of(path: str) -> Format | None:
     """The format that a file's name says, or None where it says none that can be read."""
     name = path.rpartition("/")[2].lower()
-    # Office puts such a file beside each document that somebody has open.
-    if name.startswith("~$"):
+    if name.startswith(_LOCK):
         return None
     compression = None
     while (packed := "".join(name.rpartition(".")[1:])) in COMPRESSIONS:
@@ -142,7 +143,7 @@ def format_of(path: str) -> Format | None:
 def kind_of(path: str) -> str:
     """What a file that is not read is counted under: its ending, in lower case."""
     name = path.rpartition("/")[2].lower()
-    if name.startswith("~$"):
+    if name.startswith(_LOCK):
         return "lock file of an Office program"
     stem, dot, ending = name.rpartition(".")
     return dot + ending if dot and stem and len(ending) <= 12 else "no ending"

@@ -54,7 +54,7 @@ class LocalFile(SourceFile):
     """The state when the source was listed."""
 
     def open(self, tick: Tick) -> io.BufferedReader:
-        # Unbuffered, since `counted` has a buffer of its own.
+        # Unbuffered, since `watched` has a buffer of its own.
         return watched(open(self.path, "rb", buffering=0), tick)
 
     def state(self) -> State:

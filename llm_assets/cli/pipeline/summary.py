@@ -302,9 +302,9 @@ def print_samples(
     if exam and evaluation.stats.get("exam"):
         title, heading = "exam questions, answered in the models' own words", "question"
         right = {question["id"]: question["value"] for question in read_questions(exam.path)}
-        first_sentence = re.compile(r"(?<=[.!?])(?=\s|[A-Z])|\n")
+        sentence_end = re.compile(r"(?<=[.!?])(?=\s|[A-Z])|\n")
         for one, other in pairs:
-            said = (first_sentence.split(by["completion"].strip())[0] for by in (one, other))
+            said = (sentence_end.split(by["completion"].strip())[0] for by in (one, other))
             rows.append((one["prompt"], *said, right.get(one["document"], "")))
     else:
         title, heading = "a text, continued in the models' own words", "text"
