@@ -216,9 +216,14 @@ class PipelineSettings(Settings):
         return f"{self.key_prefix or 'llm_assets'}__{name}"
 
     @property
+    def training_place(self) -> TrainingPlace:
+        """Where training and evaluation run: with all else, unless a place of their own is set."""
+        return self.training.runner or self.platform
+
+    @property
     def uses_cloud(self) -> bool:
         """Whether any work runs as jobs of Google Cloud."""
-        places = (self.platform, self.spark.runner, self.training.runner)
+        places = (self.platform, self.spark.runner, self.training_place)
         return any(place not in (None, "local") for place in places)
 
     def leaves_out(self, name: str) -> bool:

@@ -26,7 +26,7 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
     pyspark = LazyPySparkResource.configure_at_launch(spark_config=conf)
     # All of these only hold settings; connections are opened when they are needed.
     spark_runs = settings.spark.runner or platform
-    training_runs = settings.training.runner or platform
+    training_runs = settings.training_place
     spark = {
         "local": LocalSparkRunner(pyspark=pyspark),
         "google_cloud": google_cloud.DataprocSparkRunner(

@@ -95,8 +95,8 @@ def find_needs(settings: PipelineSettings) -> Base:
     if settings.study:
         # Raises if one of its files cannot be read.
         KnownFacts(settings.study)
-    asks, runner = settings.eval_metrics, settings.training.runner or settings.platform
-    if asks.tasks and settings.checkpoint.answers_questions and runner == "local":
+    asks, is_here = settings.eval_metrics, settings.training_place == "local"
+    if asks.tasks and settings.checkpoint.answers_questions and is_here:
         measured, content = find_whole(settings, "eval_metrics"), asks.content()
         asked = measured.manifest.settings if measured else {}
         # They are asked after training, and need not be loaded again if they were asked before.
@@ -169,8 +169,7 @@ def tell_coverage(settings: PipelineSettings, text: TextEstimate, base: Base) ->
     share = own_share * planned / text.tokens_to_train
     # The speed of the training that made the current checkpoint.
     checkpoint = find_whole(settings, "checkpoint")
-    runner = settings.training.runner or settings.platform
-    is_known = base.parameters == PARAMETERS and runner == "local"
+    is_known = base.parameters == PARAMETERS and settings.training_place == "local"
     guess = tokens_per_second() if is_known else None
     speed = checkpoint.stats["tokens_per_second"] if checkpoint else guess
 

@@ -155,7 +155,7 @@ def _check_project(
     from llm_assets.cloud.setup.check import check as check_project
 
     cloud = load_cloud_settings()
-    runner: TrainingPlace = settings.training.runner or settings.platform
+    runner = settings.training_place
     is_mounted = settings.store.removeprefix("gs://").split("/")[0] == cloud.bucket
     if runner in ("google_batch", "tpu_vm") and not is_mounted:
         raise UserError(
