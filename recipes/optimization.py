@@ -157,7 +157,8 @@ def learning_rate_factor(schedule: ScheduleSettings, step: int, steps: int) -> f
     # A warm-up that fills the run leaves its last step for the decay.
     first = min(warmup, max(steps - 1, 1))
     if schedule.shape == "warmup_stable_decay":
-        first = steps - round(steps * schedule.decay_fraction)
+        # Not before the warm-up's end, where the rate would fall at once.
+        first = max(first, steps - round(steps * schedule.decay_fraction))
     # Without steps to decay over, the peak is held.
     progress = min(max((step - first) / (steps - first), 0.0), 1.0) if steps > first else 0.0
     share = 0.5 * (1 + math.cos(math.pi * progress)) if schedule.shape == "cosine" else 1 - progress

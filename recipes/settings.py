@@ -134,10 +134,11 @@ class PlacementSettings(ExecutionSettings):
     """Whether to compile the layers with torch.compile; `auto` does so on a GPU, where it pays off
     within minutes, but not with DeepSpeed, which does not support it."""
     hang_minutes: float = Field(default=120, gt=0)
-    """Minutes that a step may take, and the validation and saving after it, not counting time in
-    which the process or its machine is stopped. A training that takes longer is taken to hang: its
-    log gets the stacks of all threads, and it is restarted from its newest checkpoint like one that
-    was killed. Lower it where machines cost money by the hour."""
+    """Minutes that loading the model, a step with the validation and saving after it, or writing
+    the trained model may take, not counting time in which the process or its machine is stopped. A
+    training that takes longer is taken to hang: its log gets the stacks of all threads, and it is
+    restarted from its newest checkpoint like one that was killed. Lower it where machines cost
+    money by the hour."""
     strategy: Annotated[SerializeAsAny[StrategySettings | None], PlainValidator(_strategy)] = None
     """An alternative to the default, FSDP2 over processes on GPUs or, if there are none, on the
     CPU; written as `deepspeed: {...}` or `device: tpu`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from artifacts.errors import materialize_command
+from artifacts.errors import DamagedArtifact, materialize_command
 from artifacts.reasons import reason_of
 from artifacts.store.store import Store, layout
 from llm_assets.cli.session import Session
@@ -188,8 +188,12 @@ def _making(store: Store) -> Iterator[dict[str, str]]:
         from recipes.spec import describe_hardware, describe_progress, read_metrics
 
         run = f"{store.root}/{layout.run(identity.fingerprint)}"
-        lines = read_metrics(run) if identity.kind == "checkpoint" else []
-        told = [describe_progress(lines) if lines else "", describe_hardware(lines)]
+        try:
+            lines = read_metrics(run) if identity.kind == "checkpoint" else []
+            told = [describe_progress(lines) if lines else "", describe_hardware(lines)]
+        except DamagedArtifact as error:
+            # All else is known, and is what somebody asks for whose disk is faulty.
+            told = [str(error)]
         yield {
             "asset": identity.kind,
             "fingerprint": identity.fingerprint,

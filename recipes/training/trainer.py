@@ -50,6 +50,7 @@ class Trainer:
         objective: Objective,
         workers: Workers,
         interruption: Interruption,
+        watchdog: Watchdog,
         report: Callable[[str], None],
     ) -> None:
         setup.check_inputs(spec, workers)
@@ -64,6 +65,7 @@ class Trainer:
             pipeline_parallel=placement.pipeline_parallel,
         )
         self._objective, self._interruption, self._report = objective, interruption, report
+        self._watchdog = watchdog
         self._run_folder = Path(spec.run_folder)
         self._run_folder.mkdir(parents=True, exist_ok=True)
         self._known = self._look_up_rows()
@@ -101,18 +103,13 @@ class Trainer:
 
     def finish(self) -> TrainingResult:
         """Train to the last step, or until it diverges; export the model, write `result.json`."""
-        minutes = self._training.placement.hang_minutes
-        # On every worker: the others wait for one that hangs for hours (`workers.host_group`).
-        with Watchdog(
-            minutes * 60,
-            f"No step ended within {minutes:g} minutes (`checkpoint.placement.hang_minutes`), so "
-            "this training is ended; it goes on from its newest checkpoint when started again.",
-        ) as self._watchdog:
-            # The starting model's validation; a run that goes on has it in its checkpoint.
-            if 0 not in self._state.validation:
-                self._validate()
-            self._counted_to = time.perf_counter()
-            self._train()
+        self._watchdog.progress()
+        # The starting model's validation; a run that goes on has it in its checkpoint.
+        if 0 not in self._state.validation:
+            self._validate()
+        self._counted_to = time.perf_counter()
+        self._train()
+        self._watchdog.progress()
         return self._complete()
 
     def _look_up_rows(self) -> records.RowCounts:
@@ -438,11 +435,18 @@ def train(
         return finished
     objective: Objective = spec.training.objective()
     kind: type[Trainer] = resolve_name(objective.trainer)
-    trainer = kind(spec, objective, workers, interruption, report)
-    try:
-        return trainer.finish()
-    except torch.OutOfMemoryError as error:
-        error.add_note(trainer.memory_described)
-        raise
-    finally:
-        trainer.close()
+    minutes = spec.training.placement.hang_minutes
+    # On every worker: the others wait for one that hangs for hours (`workers.host_group`).
+    with Watchdog(
+        minutes * 60,
+        f"Nothing was finished within {minutes:g} minutes (`checkpoint.placement.hang_minutes`), "
+        "so this training is ended; it goes on from its newest checkpoint when started again.",
+    ) as watchdog:
+        trainer = kind(spec, objective, workers, interruption, watchdog, report)
+        try:
+            return trainer.finish()
+        except torch.OutOfMemoryError as error:
+            error.add_note(trainer.memory_described)
+            raise
+        finally:
+            trainer.close()

@@ -129,8 +129,25 @@ def test_a_training_that_hangs_is_ended_and_goes_on(
     assert resumed(printed) == [20] and len(losses(prepared)) == STEPS
     (run,) = (prepared.folder / "store" / "runs").iterdir()
     log = (run / "program.log").read_text()
-    assert "No step ended within 0.2 minutes (`checkpoint.placement.hang_minutes`)" in log
+    assert "Nothing was finished within 0.2 minutes (`checkpoint.placement.hang_minutes`)" in log
     assert "in _train\n" in log
+
+
+@pytest.mark.parametrize("hangs", ["_build", "_export"])
+def test_loading_and_writing_a_model_are_watched_too(
+    hangs: str, prepared: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared.configure(
+        training={"restarts": 0}, checkpoint={**SETTINGS, "placement": {"hang_minutes": 0.1}}
+    )
+    for name, value in hung_at(f"recipes.training.trainer:Trainer.{hangs}").items():
+        monkeypatch.setenv(name, value)
+
+    assert prepared.run(*MATERIALIZE).returncode != 0
+
+    (run,) = (prepared.folder / "store" / "runs").iterdir()
+    log = (run / "program.log").read_text()
+    assert "Nothing was finished within 0.1 minutes" in log
 
 
 @pytest.mark.soak

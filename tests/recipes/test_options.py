@@ -38,6 +38,11 @@ SHAPES = ("warmup_stable_decay", "cosine", "linear")
             {"warmup_steps": 4, "decay_fraction": 0.5},
             [0.25, 0.5, 0.75, *[1.0] * 7, *(1 - 0.09 * n for n in range(1, 11))],
         ),
+        # A decay that would begin within the warm-up begins at its end.
+        (
+            {"warmup_steps": 6, "decay_fraction": 0.8},
+            [*(n / 6 for n in range(1, 6)), 1.0, 0.775, 0.55, 0.325, 0.1],
+        ),
         ({"shape": "cosine", "warmup_steps": 2}, [0.5, 1.0, 0.868198, 0.55, 0.231802, 0.1]),
         ({"shape": "linear", "warmup_steps": 2}, [0.5, 1.0, 0.775, 0.55, 0.325, 0.1]),
         # A warm-up that fills the run, or is longer.

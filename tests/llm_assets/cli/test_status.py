@@ -279,10 +279,12 @@ def test_status_says_how_far_a_training_is(project: Project) -> None:
     def train(draft: Draft) -> None:
         run = Path(store.root) / layout.run(training.fingerprint)
         run.mkdir(parents=True)
-        (run / METRICS_NAME).write_text(json.dumps(step) + "\n")
-        told.append(type_in(project, "status").output)
+        for line in (json.dumps(step), "[]"):
+            (run / METRICS_NAME).write_text(f"{line}\n")
+            told.append(type_in(project, "status").output)
 
     store.make(training, train)
     progress = "step 3 of 9 · loss 2.500 · 410 tokens/s · about 1 min 0 s to go"
     assert f"making        checkpoint {progress}\n" in told[0]
+    assert "a line is no step" in told[1] and "services" in told[1]
     assert "making" not in type_in(project, "status").output
