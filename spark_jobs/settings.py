@@ -275,9 +275,6 @@ class TokenizedShardsSettings(Settings):
     has none, its EOS token."""
     shard_bytes: int = Field(default=64 * 1024 * 1024, ge=4096, le=1024**3)
     """Target size of a shard's tokens, in bytes; small corpora have one shard per split."""
-    parity_sample: int = Field(default=200, ge=1)
-    """Maximum number of documents on which gigatoken must agree with the Hugging Face tokenizer.
-    The comparison is repeated if the documents, the tokenizer or a library change."""
     engine: Literal["auto", "gigatoken", "hugging_face"] = "auto"
     """Tokenizer engine; if gigatoken does not agree with Hugging Face on the sample, `auto` uses
     Hugging Face, and `gigatoken` fails the run."""
@@ -312,4 +309,4 @@ class TokenizedShardsSettings(Settings):
 
     def content(self) -> dict[str, Any]:
         """What decides the shards; both engines give the same tokens, so the engine is left out."""
-        return self.model_dump(mode="json", exclude={"parity_sample", "engine"})
+        return self.model_dump(mode="json", exclude={"engine"})

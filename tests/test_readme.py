@@ -75,6 +75,16 @@ def test_the_generated_pages_are_up_to_date(name: str, page) -> None:  # type: i
     assert (ROOT / "docs" / name).read_text() == page(), "run: make docs"
 
 
+def test_every_setting_is_used_by_a_test_a_shipped_file_or_a_page() -> None:
+    """A setting that nobody uses is one more that everybody reads."""
+    named = set(re.findall(r"^\| `[^`|]*?([a-z_0-9]+)` \|", settings_page(), re.MULTILINE))
+    assert {"name", "learning_rate", "parity_sample"} & named == {"name", "learning_rate"}
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "config").glob("*.yaml")]
+    files += (ROOT / "tests").rglob("*.py")
+    written = " ".join(file.read_text() for file in files if file.name != "settings.md")
+    assert not named - set(re.findall(r"\w+", written))
+
+
 def test_the_page_of_settings_has_no_recipe_of_another_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

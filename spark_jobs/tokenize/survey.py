@@ -132,6 +132,8 @@ def _uniform(purpose: str, identifier: str) -> float:
     return int.from_bytes(digest, "little") / 2**64
 
 
+SAMPLE_DOCUMENTS = 200
+"""On which gigatoken must agree with the Hugging Face tokenizer, from so many parts."""
 SAMPLE_PARTS = 4
 SAMPLE_CHARACTERS = 1_000_000
 
@@ -159,7 +161,7 @@ def survey_parts(run: JobRun, parts: list[Part], settings: TokenizedShardsSettin
     """Read the corpus's small columns part by part, and a few of its texts."""
     surveys = map_tasks(run.spark, "surveying", parts, _survey_part, run.report)
     smallest = [survey["smallest_cluster"] for survey in surveys]
-    found = CorpusSurvey(sample=_sample(parts, smallest, settings))
+    found = CorpusSurvey(sample=_sample(parts, smallest))
     for part, survey in zip(parts, surveys, strict=True):
         for group in survey["groups"]:
             found.documents[group["split"]] += group["documents"]
@@ -183,15 +185,14 @@ def _survey_part(part: Part) -> dict[str, Any]:
     return {"groups": groups.to_pylist(), "smallest_cluster": pc.min(table["cluster"]).as_py()}
 
 
-def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSettings) -> list[str]:
+def _sample(parts: list[Part], smallest: list[str]) -> list[str]:
     """Texts from a few parts, both chosen by cluster ids, which are uniform hashes."""
-    count = settings.parity_sample
     sampled = sorted(range(len(parts)), key=smallest.__getitem__)[:SAMPLE_PARTS]
     sample: list[str] = []
     for number in sampled:
         table = parts[number].read(["cluster", "text"]).sort_by("cluster")
-        sample += table["text"][: -(-count // len(sampled))].to_pylist()
-    sample = sample[:count]
+        sample += table["text"][: -(-SAMPLE_DOCUMENTS // len(sampled))].to_pylist()
+    sample = sample[:SAMPLE_DOCUMENTS]
     # Both tokenizers go through all of it on the driver (`choose_engine`), so it is bounded.
     while len(sample) > 1 and sum(map(len, sample)) > SAMPLE_CHARACTERS:
         sample.pop()

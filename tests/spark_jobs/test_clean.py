@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from spark_jobs.clean.prepare import mask_personal_data
-from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.settings import CleanCorpusSettings, NearDuplicateSettings
 from spark_jobs.text import fold, text_hash
 from tests.spark_jobs.conftest import Corpus, spark_settings
 from tests.spark_jobs.jobs import clean_corpus, clean_documents
@@ -160,6 +160,38 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(clean: Clean, tmp_pa
     cluster = min(text_hash(fold(text)) for text in (original, copy))
     assert {row["cluster"] for row in listed} == {cluster}
     assert clean_documents(tmp_path / "clean")["b"]["cluster"] == cluster
+
+
+@pytest.mark.parametrize(
+    ("near_duplicates", "kept"),
+    [
+        ({}, {"a", "edited", "reversed"}),
+        ({"threshold": 0.65}, {"a", "reversed"}),
+        ({"shingle_words": 1}, {"a"}),
+        ({"enabled": False}, {"a", "edited", "near", "reversed"}),
+    ],
+)
+def test_the_settings_say_what_is_a_near_copy(
+    near_duplicates: dict[str, object], kept: set[str], clean: Clean, tmp_path: Path
+) -> None:
+    words = [f"word{number}" for number in range(120)]
+    text = " ".join(words)
+    edited = text
+    for number in (20, 50, 80, 110):
+        # Each takes five of 116 shingles of five words, and adds as many others.
+        edited = edited.replace(f"word{number} ", "changed ")
+    documents = [
+        # The longest stays.
+        ("a", f"{text} {' '.join(words[:3])}"),
+        ("edited", edited),
+        ("near", text.replace("word60", "changed")),
+        ("reversed", " ".join(reversed(words))),
+    ]
+    settings = NearDuplicateSettings.model_validate(near_duplicates)
+
+    clean(documents, SETTINGS.model_copy(update={"near_duplicates": settings}))
+
+    assert clean_documents(tmp_path / "clean").keys() == kept
 
 
 def test_copies_and_what_repeats_evaluation_texts_are_found_also_where_no_space_parts_words(

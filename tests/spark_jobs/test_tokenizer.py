@@ -160,6 +160,8 @@ def test_special_tokens_in_text_are_text_where_they_are_pieces_as_well(
 def test_a_tokenizer_that_does_not_serve_is_refused(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"start_token.*'<s>'.*<\|endoftext\|>"):
         load_tokenizer(str(model_folder)).start_and_end("<s>", None)
+    with pytest.raises(UserError, match=r"`tokenized_shards.end_token` '</s>' is not a special"):
+        load_tokenizer(str(model_folder)).start_and_end(None, "</s>")
     with pytest.raises(UserError, match=r"no tokenizer.json"):
         load_tokenizer(str(tmp_path))
     folder = shutil.copytree(model_folder, tmp_path / "model")

@@ -144,9 +144,10 @@ def test_openai_bodies_pass_raw_prediction_and_large_ones_nowhere(cloud: Cloud) 
 
 
 def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cloud) -> None:
-    cloud.configure(maximum_replicas=3, target_utilization=70)
+    cloud.configure(maximum_replicas=3, target_utilization=70, request_seconds=300)
     cloud.serve(cloud.register("a"))
     (endpoint,) = cloud.google.endpoints.endpoints()
+    assert endpoint.client_connection_config.inference_timeout.total_seconds() == 300
     assert endpoint.dedicated_endpoint_enabled and endpoint.name.endswith("/endpoints/manual")
     resources = endpoint.deployed_models[0].dedicated_resources
     assert resources.machine_spec.machine_type == "n1-standard-4"

@@ -80,9 +80,10 @@ def test_every_machine_gets_a_disk_and_a_quota_that_exist(
 ) -> None:
     accelerator, count = ATTACHED[machine_type]
     described = machine(machine_type, accelerator, count)
-    machines = MachineSettings.model_validate(described | {"replicas": 3})
-    job = custom_job(settings, machines, [], "gs://local-bucket/jobs/output")
-    check_job(aiplatform_v1.CustomJob(job))
+    machines = MachineSettings.model_validate(described | {"replicas": 3, "boot_disk_gb": 500})
+    job = aiplatform_v1.CustomJob(custom_job(settings, machines, [], "gs://local-bucket/output"))
+    check_job(job)
+    assert {pool.disk_spec.boot_disk_size_gb for pool in job.job_spec.worker_pool_specs} == {500}
     training = next(iter(needs(settings.model_copy(update={"training": machines}), Uses())))
     assert training.metric == f"aiplatform.googleapis.com/{QUOTAS[accelerator]}"
     assert training.number == 3 * count
@@ -223,6 +224,7 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
         minimum_executors=4,
         maximum_executors=200,
         scale_up_ratio=0.5,
+        time_to_live_hours=2,
         executor_cores=8,
         compute_tier="premium",
         shuffle_tier="premium",
@@ -240,6 +242,7 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
         "spark.dataproc.executor.disk.tier": "premium",
         "spark.executor.memory": "24g",
     }
+    assert made["environment_config"]["execution_config"]["ttl"] == {"seconds": 2 * 3600}
     assert BatchSettings().spark_properties() == {}
 
 

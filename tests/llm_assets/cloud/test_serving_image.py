@@ -31,13 +31,17 @@ def test_engine_is_told_name_memory_and_the_arguments_of_the_settings() -> None:
     made = spec(
         machine_type="g2-standard-24",
         accelerator_count=2,
-        vllm={"max_model_len": 4096, "arguments": ["--enforce-eager"]},
+        vllm={
+            "gpu_memory_utilization": 0.8,
+            "max_model_len": 4096,
+            "arguments": ["--enforce-eager"],
+        },
     )
     variables = {variable.name: variable.value for variable in made.env}
     assert variables["MODEL_NAME"] == "manuals" and variables["MODEL_VERSION"] == "3"
-    assert int(variables["ENGINE_MEMORY_BYTES"]) == int(2 * (22 * 0.9 - 3) * 1024**3)
+    assert int(variables["ENGINE_MEMORY_BYTES"]) == int(2 * (22 * 0.8 - 3) * 1024**3)
     assert list(made.args) == [
-        *("--gpu-memory-utilization", "0.9", "--tensor-parallel-size", "2"),
+        *("--gpu-memory-utilization", "0.8", "--tensor-parallel-size", "2"),
         *("--max-model-len", "4096", "--enforce-eager"),
     ]
 

@@ -249,7 +249,7 @@ def test_a_generator_is_asked_about_each_passage_and_what_it_writes_names_its_do
 ) -> None:
     # As a file that was read into the variable has it.
     monkeypatch.setenv("SCRIBE_KEY", "secret\n")
-    generator = scribe.settings(key_variable="SCRIBE_KEY", seed=7, rounds=2)
+    generator = scribe.settings(key_variable="SCRIBE_KEY", seed=7, rounds=2, answer_tokens=64)
     generator["address"] += "/"
     rows, derivations, stats = make([TEXTS[0]], forms_per_fact=0, generator=generator)
     assert rows == {f"lamp.md#study/lesson/1.{seed}": scribe.text for seed in (7, 8)}
@@ -263,6 +263,7 @@ def test_a_generator_is_asked_about_each_passage_and_what_it_writes_names_its_do
     }
     assert stats["tokens"] == 200 and stats["rows"] == {"lesson": 2}
     assert [one["key"] for one in scribe.asked] == ["Bearer secret"] * 2
+    assert {one["max_tokens"] for one in scribe.asked} == {64}
     assert {one["path"] for one in scribe.asked} == {"/v1/chat/completions"}
     for said in ("Teach the text", "Write in the language of the text."):
         assert said in scribe.asked[0]["messages"][0]["content"]
@@ -303,6 +304,21 @@ def test_what_is_cut_or_not_true_to_the_document_is_left_out_and_counted(
     rows, _, stats = make([("a.md", document, "train")], generator=scribe.settings())
     assert stats["left_out"] == ({left_out: 1} if left_out else {})
     assert (text in rows.values()) == (left_out is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("See how Anna, Berta, Clara and also Dora like it.", {"maximum_new_names": 4}),
+        ("The Velora lamp shines in every room, and has done so", {"maximum_copied": 1.0}),
+    ],
+)
+def test_how_much_may_be_new_or_copied_is_a_setting(
+    make: Make, scribe: Scribe, text: str, setting: dict[str, float]
+) -> None:
+    scribe.text = text
+    rows, _, _ = make([("a.md", LAMP, "train")], generator=scribe.settings(**setting))
+    assert text in rows.values()
 
 
 def test_a_budget_ends_the_asking_and_reaches_every_document_first(

@@ -230,7 +230,9 @@ def test_the_newest_slice_of_held_out_text_is_measured_by_itself(
     table = pq.read_table(file)
     slices = pa.array([2] * 3 + [1] * (len(table) - 3), pa.int64())
     pq.write_table(table.set_column(6, "slice", slices), file)
-    spec = make_evaluation().model_copy(update={"shards": str(folder)})
+    spec = make_evaluation(settings={"newest_tokens": None}).model_copy(
+        update={"shards": str(folder)}
+    )
     result = evaluate(spec, silent)
 
     scores = pq.read_table(Path(spec.output) / "scores.parquet").to_pylist()

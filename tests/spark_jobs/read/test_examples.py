@@ -92,6 +92,13 @@ def test_every_format_gives_every_form(form: str, name: str, tmp_path: Path) -> 
     assert only(source) == expected
 
 
+def test_messages_may_stand_in_another_column(tmp_path: Path) -> None:
+    columns = {"form": "conversations", "messages_column": "dialog"}
+    assert only(file_source(tmp_path / "a.jsonl", json.dumps({"dialog": TURNS}), **columns)) == {
+        "messages": TURNS
+    }
+
+
 def test_of_html_in_columns_only_the_text_is_learned(tmp_path: Path) -> None:
     """An answer that a ticket system exports with its tags must not be given with them."""
     row = {"prompt": "Is 2 < 3?", "answer": "<p>Yes &amp; no.</p><p>Regards<br>Ada&nbsp;B.</p>"}
