@@ -228,7 +228,9 @@ def own_key(path: Path, make: Callable[[], bytes]) -> bytes:
     # Under a lock, and not only by whoever makes the file: it is empty until it is written, and
     # stays so on a full disk, and an empty key is one that everybody knows.
     if not key.strip():
-        make_private(path.parent)
+        # One that exists may be a folder of yours that others read, too.
+        if not path.parent.exists():
+            make_private(path.parent)
         lock = path.with_name(f"{path.name}.lock")
         # As private as all that is kept beside it.
         open(lock, "ab", opener=open_private).close()

@@ -53,6 +53,7 @@ from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.training_text import TEXT_KINDS, lessons_of, runs_behind
 from recipes.spec import MODEL_FOLDER
+from serving.state import own_key
 from spark_jobs.clean.forgotten import (
     METHOD,
     SIMILAR_SCHEMA,
@@ -373,20 +374,18 @@ def open_signer(path: Path) -> CryptoSigner:
     Raises:
         UserError: the file holds no ed25519 key.
     """
-    if path.exists():
-        try:
-            return CryptoSigner(load_pem_private_key(path.read_bytes(), None))
-        except (ValueError, TypeError) as error:
-            raise UserError(
-                f"{path} is no private key in PEM without a password: {error}. Give one with "
-                "`forgetting.signing_key`, or move this file away: a new key is then created."
-            ) from None
-    signer = CryptoSigner.generate_ed25519()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Readable only by its owner before there is anything in it.
-    path.touch(0o600, exist_ok=False)
-    path.write_bytes(signer.private_bytes)
-    path.with_suffix(".pub").write_bytes(_public_key(signer))
+    private = own_key(path, lambda: CryptoSigner.generate_ed25519().private_bytes)
+    try:
+        signer = CryptoSigner(load_pem_private_key(private, None))
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} is no private key in PEM without a password: {error}. Give one with "
+            "`forgetting.signing_key`, or move this file away: a new key is then created."
+        ) from None
+    public = path.with_suffix(".pub")
+    # A key of your own may have its public one beside it in another format.
+    if not public.exists():
+        files.write(public, _public_key(signer))
     return signer
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -68,6 +69,16 @@ def test_the_key_is_made_once_and_its_owner_alone_may_read_it(
     path.write_text("no key")
     with pytest.raises(UserError, match=r"issuer\.pem is no private key in PEM"):
         open_signer(path)
+
+
+def test_two_that_sign_at_once_for_the_first_time_have_one_key(tmp_path: Path) -> None:
+    """The first certificate would be signed by a key that nobody has any more."""
+    path = tmp_path / "keys" / "issuer.pem"
+    with ThreadPoolExecutor(8) as pool:
+        signers = list(pool.map(open_signer, [path] * 8))
+    assert len({signer.public_key.keyid for signer in signers}) == 1
+    path.write_text("")
+    assert open_signer(path).public_key.keyid, "as a full disk left it"
 
 
 def test_no_flipped_bit_changes_what_is_read(certificate: Path) -> None:
