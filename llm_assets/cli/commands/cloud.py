@@ -81,6 +81,11 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
             "--smoke runs jobs on Google Cloud, and nothing of this pipeline runs there: leave it "
             "out."
         )
+    if is_whole and settings.platform != "local":
+        raise click.UsageError(
+            "--all reads text on this machine, and with `platform: google_cloud` none is read "
+            "here: leave it out."
+        )
     output: dict[str, Any] = {}
     faults: list[UserError] = []
     # What runs here is checked first, since that costs nothing.

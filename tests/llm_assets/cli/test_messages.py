@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from dagster import DagsterInstance
 
@@ -291,6 +292,14 @@ def test_an_option_that_would_not_count_is_refused(
 ) -> None:
     ended = type_in(project, *command.split())
     assert ended.exit_code == 2 and told in " ".join(ended.output.split())
+
+
+def test_no_list_of_all_text_is_promised_where_none_is_read_here(project: Project) -> None:
+    written = yaml.safe_load(project.config.read_text())
+    written |= {"platform": "google_cloud", "store": "gs://bucket/store"}
+    project.config.write_text(yaml.safe_dump(written))
+    ended = type_in(project, "check", "--all")
+    assert ended.exit_code == 2 and "with `platform: google_cloud` none" in ended.output
 
 
 def test_who_has_no_name_on_this_machine_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
