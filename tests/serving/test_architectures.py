@@ -21,7 +21,7 @@ CAUSAL = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3"
 ENCODER_DECODER = "t5"
 CLASSIFIER = "bert for classes"
 MASKED = "bert for masked words"
-PAGE = Path(__file__).parents[2] / "docs" / "evaluation_and_serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 HEAD = "| architecture | `auto` | difference from transformers, nats per token |"
 SETTINGS = EndpointSettings(weights="f32", threads=1, max_prompt_tokens=40, max_new_tokens=40)
 WIDE = {"hidden_size": 128, "n_embd": 128, "head_dim": 32}
