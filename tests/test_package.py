@@ -38,7 +38,7 @@ def test_each_reader_has_its_license_beside_it_and_in_the_docs() -> None:
     declared = (
         (ROOT / "pyproject.toml").read_text().partition("\nread = [\n")[2].partition("\n]")[0]
     )
-    table = (ROOT / "docs" / "architecture.md").read_text()
+    table = (ROOT / "docs" / "corpus.md").read_text()
     readers = re.findall(r'"([\w-]+)~=[\d.]+",  # (\S+)$', declared, re.MULTILINE)
     assert len(readers) == len(declared.splitlines())
     for name, license_ in readers:
