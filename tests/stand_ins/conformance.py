@@ -10,7 +10,7 @@ reading it,
     python -m tests.stand_ins.conformance [CALLS]
 
 enters the new hashes and, from the file that RECORD_CALLS named while tests ran, the fields, and
-writes the table of docs/google_cloud.md.
+writes the table of docs/google_cloud_reference.md.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from tests.stand_ins.faults import RpcFailed
 
 PATH = Path(__file__).with_suffix(".json")
 TABLE: dict[str, dict[str, Any]] = json.loads(PATH.read_text())
-DOCUMENT = Path(__file__).parents[2] / "docs" / "google_cloud.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "google_cloud_reference.md"
 BEGIN, END = "<!-- python -m tests.stand_ins.conformance -->\n", "<!-- end -->\n"
 RECORD = "RECORD_CALLS"
 PAGE = "page: "
@@ -142,7 +142,7 @@ def digest(written: str) -> str | None:
 
 
 def render() -> str:
-    """The table as docs/google_cloud.md has it."""
+    """The table as docs/google_cloud_reference.md has it."""
     rules = [rule for row in TABLE.values() for rule in row["rules"]]
     hashed = sum("hash" in rule for rule in rules)
     fields = sum(len(row.get("fields", ())) for row in TABLE.values())
