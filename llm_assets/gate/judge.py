@@ -418,8 +418,8 @@ def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
 def _judge_general(comparisons: list[Comparison], settings: GateSettings) -> list[Reason]:
     return [
         Outcome.GENERAL_REGRESSION.because(
-            f"On general English the candidate's {_figures(comparison)} from the base model's: "
-            f"the upper bound is above the tolerance of {settings.general_tolerance:g}."
+            f"{_measured(comparison)}: the upper bound is above the tolerance of "
+            f"{settings.general_tolerance:g}."
         )
         for comparison in comparisons
         if comparison.task == GENERAL_TASK
@@ -432,9 +432,11 @@ def _judge_general(comparisons: list[Comparison], settings: GateSettings) -> lis
 def _judge_floors(metrics: Metrics, settings: GateSettings) -> list[Reason]:
     reasons = []
     for name, floor in settings.floors.items():
-        value = metrics[name]["candidate"]["value"]
-        if value is None or value < floor:
-            text = f"The candidate's {name} of {value:.4g} is under its floor of {floor:g}."
+        value, base = (metrics[name][role]["value"] or 0.0 for role in ("candidate", "base"))
+        if value < floor:
+            text = f"The candidate's {name} of {value:.4g} is under its floor of {floor:g}; the "
+            # A floor that the base model misses, too, may be too high for any candidate.
+            text += f"base model's is {base:.4g}."
             reasons.append(Outcome.BELOW_FLOOR.because(text))
     return reasons
 
@@ -446,7 +448,14 @@ def praise(found: Comparison, has_incumbent: bool) -> Reason:
 
 
 def _measured(result: Comparison) -> str:
-    return f"On {_text(result)} the candidate's {_figures(result)} from the {result.reference}'s"
+    sure = 100 * (1 - 2 * result.level)
+    bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (result.low, result.high)]
+    reference = "base model" if result.reference == "base" else result.reference
+    return (
+        f"On {_text(result)} the candidate differs in {result.unit} from the {reference} by "
+        f"{result.difference:+.4f} ({sure:.6g}% interval {bounds[0]} to {bounds[1]}, "
+        f"{result.clusters} {_counted(result)})"
+    )
 
 
 def _text(result: Comparison) -> str:
@@ -454,17 +463,9 @@ def _text(result: Comparison) -> str:
         DOMAIN_TASK: "held-out text",
         SERVED_TASK: "held-out text (as served)",
         CLOSED_BOOK: "the exam, closed book,",
+        GENERAL_TASK: "general English",
     }
     return names.get(result.task, result.task)
-
-
-def _figures(result: Comparison) -> str:
-    sure = 100 * (1 - 2 * result.level)
-    bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (result.low, result.high)]
-    return (
-        f"{result.unit} differ by {result.difference:+.4f} ({sure:.6g}% interval {bounds[0]} to "
-        f"{bounds[1]}, {result.clusters} {_counted(result)})"
-    )
 
 
 def _counted(result: Comparison) -> str:

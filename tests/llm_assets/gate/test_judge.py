@@ -177,7 +177,7 @@ def test_a_metric_that_is_better_when_higher_decides_by_its_own_sign(
     assert domain.difference == pytest.approx(gain, abs=0.02)
     assert domain.low is not None and domain.high is not None
     assert domain.low < domain.difference < domain.high
-    assert "ROUGE-L differ by" in verdict.summary
+    assert "the candidate differs in ROUGE-L from the incumbent by" in verdict.summary
 
 
 BY_EXAM = GATE.model_copy(update={"metric": "exam"})
@@ -196,7 +196,7 @@ def test_the_exam_decides_where_the_settings_say_so(
     exam, general, held_out = verdict.comparisons
     assert (exam.task, general.task) == ("exam_closed_book", "general")
     assert (held_out.task, exam.clusters, exam.documents) == ("held_out", 100, 200)
-    assert "On the exam, closed book, the candidate's right answers differ by" in verdict.summary
+    assert "On the exam, closed book, the candidate differs in right answers" in verdict.summary
     assert "100 facts" in verdict.summary
     assert evaluation.judge().promoted is not promoted
 
@@ -364,7 +364,10 @@ def test_score_under_its_floor_is_rejected() -> None:
     evaluation.metrics["arc_acc"] = {role: {"value": 0.4} for role in evaluation.models}
     low, high = (GATE.model_copy(update={"floors": {"arc_acc": floor}}) for floor in (0.3, 0.5))
     assert evaluation.judge(low).promoted
-    assert outcomes(evaluation.judge(high)) == {Outcome.BELOW_FLOOR}
+    rejected = evaluation.judge(high)
+    assert outcomes(rejected) == {Outcome.BELOW_FLOOR}
+    # As it is of the base model, the floor may be too high.
+    assert "0.4 is under its floor of 0.5; the base model's is 0.4." in rejected.summary
 
 
 def test_the_more_was_judged_the_surer_the_gate_has_to_be() -> None:

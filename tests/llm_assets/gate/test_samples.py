@@ -58,7 +58,7 @@ def test_the_exit_code_says_whether_the_candidate_is_better(
     assert told["metric"] == "acc" and told["comparison"]["clusters"] == 200
     assert told["comparison"]["task"] == "sums"
     words = judge(tmp_path, samples(share, seed=1), samples(0.4)).output
-    assert "On sums the candidate's acc scores differ by" in words
+    assert "On sums the candidate differs in acc scores from the incumbent by" in words
     assert words.startswith("better. " if code == 0 else "not shown to be better. ")
 
 
