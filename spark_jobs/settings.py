@@ -245,7 +245,9 @@ class ExampleSettings(Settings):
     """What happens to examples that are too long: they are cut, dropped, or fail the run
     (`refuse`). Those that are cut or dropped are counted."""
     labels: tuple[str, ...] = ()
-    """The classes in the order of their ids; by default, those that occur, sorted."""
+    """The classes in the order of their ids; by default, those that occur, sorted, without those of
+    which nothing can be learned. If they are listed, the run fails where examples have another
+    class, or where one of these cannot be learned."""
 
 
 class TokenizedShardsSettings(Settings):

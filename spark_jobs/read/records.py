@@ -165,7 +165,7 @@ def _example(look: Look, columns: ExampleColumns) -> Example:
         if isinstance(label, bool) or not isinstance(label, str | int):
             key = columns.label_column
             raise UnusableRow(f"no class, a word or a whole number, under the key {key!r}")
-        return {"text": _text(look, columns.text_column), "label": str(label)}
+        return {"text": _text(look, columns.text_column), "label": str(label).strip()}
     if isinstance(columns, PreferenceColumns):
         return _preference(look, columns)
     if columns.layout == "messages":

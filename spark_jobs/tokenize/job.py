@@ -181,10 +181,11 @@ def _plan(
     refuse_missing_splits(survey)
     labels: tuple[str, ...] = ()
     counts: list[int] = []
+    left_out: list[str] = []
     if spec.form in ("conversations", "preferences"):
         check_template(files, settings.examples)
     if spec.form == "labeled":
-        labels, counts = find_labels(parts, settings.examples.labels)
+        labels, counts, left_out = find_labels(parts, settings.examples.labels)
     # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
     with ThreadPoolExecutor(1) as background:
         choice = background.submit(choose_engine, files, settings.engine, survey.sample, job.cache)
@@ -214,7 +215,7 @@ def _plan(
         lists=1 + survey.documents.total() // DOCUMENTS_PER_LIST,
     )
     record = {"parity_sample": len(survey.sample), "mixing": mixing_record, "label_counts": counts}
-    return plan, engine, warnings, record
+    return plan, engine, warnings + left_out, record
 
 
 def refuse_missing_splits(survey: CorpusSurvey) -> None:

@@ -307,7 +307,7 @@ def _count_differences(files: TokenizerFiles, sample: list[str], cache: str | No
 # - A prompt with two answers is the conversation that ends with the chosen one, followed by the one
 #   that ends with the rejected one. These answers are marked, so each ends where its marks do.
 # - A labeled text is the encoded text, followed by the number of its class in place of a token.
-TOO_LONG, SPECIAL = "too_long", "holds_special_token"
+TOO_LONG, SPECIAL, RARE_CLASS = "too_long", "holds_special_token", "of_a_class_too_rare"
 """Reasons why an example is left out."""
 
 MarkedTokens = tuple[list[int], bool]
@@ -440,6 +440,8 @@ class ExampleTokenizer:
 
     def _input_and_target(self, example: Example, name: str) -> TokenizedExample:
         labeled = self.form == "labeled"
+        if labeled and example["label"] not in self.labels:
+            return TokenizedExample.none(RARE_CLASS)
         input_text = example["text"] if labeled else self.settings.input_prefix + example["input"]
         inputs = self._within(input_text, self.settings.input_tokens, name, "input")
         target: tuple[list[int], bool] | None
@@ -542,15 +544,21 @@ def template_libraries(form: Form, settings: ExampleSettings) -> set[str]:
     return {"Jinja2", "transformers"} if is_rendered else set()
 
 
-def find_labels(parts: list[Part], listed: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
-    """The classes in the order of their numbers, and the training examples of each.
+def find_labels(
+    parts: list[Part], listed: Sequence[str]
+) -> tuple[tuple[str, ...], list[int], list[str]]:
+    """The classes in the order of their numbers, the training examples of each, and what to say of
+    those that are left out.
+
+    A class with a single example, or none to train on, cannot be learnt. Tickets that arrive have
+    such classes, new ones and misspelled ones, which are not to stop all the others.
 
     Args:
-        listed: the classes that there may be; where empty, those that occur, sorted.
+        listed: the classes that there may be, none of which is left out; where empty, those that
+            occur, sorted.
 
     Raises:
-        UserError: a class is none of those, has a single example, or none to train on; or there are
-            fewer than two classes.
+        UserError: a class is none of those, or cannot be learnt; or there are fewer than two.
     """
     table = pa.concat_tables([part.read(["label", "split"]) for part in parts])
     pairs = zip(table["label"].to_pylist(), table["split"].to_pylist(), strict=True)
@@ -564,17 +572,22 @@ def find_labels(parts: list[Part], listed: Sequence[str]) -> tuple[tuple[str, ..
             f"`tokenized_shards.examples.labels` ({', '.join(listed)}). Add it there, or correct "
             "the examples."
         )
-    labels = tuple(listed) or tuple(sorted(everywhere))
-    for label in labels:
-        if not counts[label, "train"] or everywhere[label] < 2:
-            raise UserError(
-                f"The class {label!r} has {everywhere[label]} examples, "
-                f"{counts[label, 'train']} of them to train on: nothing can be learnt of it. Give "
-                "more examples of it, or leave the class out."
-            )
-    if len(labels) < 2:
-        problem = (
-            f"All examples have the class {labels[0]!r}" if labels else "No example has a class"
+    occurring = listed or sorted(everywhere)
+    rare = [one for one in occurring if not counts[one, "train"] or everywhere[one] < 2]
+    told = ", ".join(f"{label!r} ({everywhere[label]:,})" for label in rare)
+    labels = tuple(label for label in occurring if label not in rare)
+    if listed and rare:
+        raise UserError(
+            "Of these classes of `tokenized_shards.examples.labels` nothing can be learnt: "
+            f"{told}. Each needs two examples, one of them to train on. Give more, or take the "
+            "class off that list, and its examples out."
         )
-        raise UserError(f"{problem}; it takes two classes to tell apart.")
-    return labels, [counts[label, "train"] for label in labels]
+    if len(labels) < 2:
+        which = f"but {labels[0]!r} " if labels else ""
+        rest = f" Too few have: {told}." if rare else ""
+        raise UserError(
+            f"No class {which}has two examples, one of them to train on; it takes two classes to "
+            f"tell apart.{rest}"
+        )
+    note = "left out, since nothing can be learnt of a class with one example, or none to train on"
+    return labels, [counts[one, "train"] for one in labels], [f"{note}: {told}"] if rare else []

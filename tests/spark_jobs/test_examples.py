@@ -123,9 +123,9 @@ def test_a_missing_chat_template_is_named(chat_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "settings", "message"),
     [
-        (["a"] * 5 + ["b"], (), "The class 'b' has 1 examples"),
-        (["a"] * 5, (), "All examples have the class 'a'; it takes two classes"),
-        ([None] * 5, (), "No example has a class; it takes two classes"),
+        (["a"] * 5 + ["b"], (), "No class but 'a' has two examples.* Too few have: 'b' \\(1\\)"),
+        (["a"] * 5 + ["b"], ("a", "b"), "nothing can be learnt: 'b' \\(1\\)"),
+        ([None] * 5, (), "No class has two examples, one of them to train on; it takes two"),
         (["a", "b", "c"] * 3, ("a", "b"), "3 examples have the class 'c', which is none of"),
     ],
 )
@@ -137,6 +137,18 @@ def test_classes_that_cannot_be_learnt_are_named(
     )
     with pytest.raises(UserError, match=message):
         find_labels(find_parts(str(tmp_path), ["label"], "clean_corpus"), settings)
+
+
+def test_a_class_too_rare_to_learn_is_left_out_and_named(tmp_path: Path, chat_folder: Path) -> None:
+    """Or one ticket of a new kind, or with a typo, would stop the training of all others."""
+    labels, splits = ["a"] * 3 + ["b"] * 3 + ["c", "d", "d"], ["train"] * 7 + ["held_out"] * 2
+    pq.write_table(pa.table({"label": labels, "split": splits}), tmp_path / "part-0.parquet")
+    parts = find_parts(str(tmp_path), ["label"], "clean_corpus")
+    classes, counts, (told,) = find_labels(parts, ())
+    assert (classes, counts) == (("a", "b"), [3, 3])
+    assert told.endswith("a class with one example, or none to train on: 'c' (1), 'd' (2)")
+    found = encoder(chat_folder, "labeled", classes).encode({"text": "x", "label": "c"}, "one")
+    assert found.left_out == "of_a_class_too_rare" and not len(found.tokens)
 
 
 def test_packed_conversations_keep_their_marks(tmp_path: Path, chat_folder: Path) -> None:

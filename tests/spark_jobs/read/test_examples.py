@@ -52,7 +52,7 @@ ROWS: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = {
         {"layout": "prompt_answer", "prompt_column": "question"},
         {"messages": TURNS},
     ),
-    "labeled": ({"text": "Good.", "label": "1"}, {}, {"text": "Good.", "label": "1"}),
+    "labeled": ({"text": "Good.", "label": "1 "}, {}, {"text": "Good.", "label": "1"}),
     "preferences": (
         {"question": "Why?", "better": "So.", "worse": "No."},
         {"prompt_column": "question", "chosen_column": "better", "rejected_column": "worse"},
