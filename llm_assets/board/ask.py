@@ -28,7 +28,7 @@ from llm_assets.board.pages import (
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
 from llm_assets.exam.questions import find_exam
 from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.explain import read_samples, shards_of_chats
+from llm_assets.tracing.explain import form_shown, read_samples
 from llm_assets.tracing.trace import Trace, Tracer, find_answers
 from recipes.evaluation.exam import read_questions
 from serving.errors import unavailable
@@ -81,7 +81,7 @@ def routes(board: Board) -> list[BaseRoute]:
             "versions": list(_asked_versions(engines, state, shares, selected)),
             "selected": selected,
             "examples": board.remember(find_examples, [evaluation, exam]) if evaluation else [],
-            "is_chat": bool(evaluation and shards_of_chats(evaluation)),
+            "form": form_shown(evaluation)[0] if evaluation else "pretraining",
             # The answer to an exam question ends with its line.
             "of_exam": exam is not None,
             "prompt": request.query_params.get("prompt", ""),
@@ -99,7 +99,7 @@ def routes(board: Board) -> list[BaseRoute]:
         # `client_options`.
         client.headers["Content-Type"] = request.headers.get("content-type", "")
         try:
-            path = f"/v1/{request.path_params['path']}"
+            path = request.url.path.removeprefix("/ask/endpoint")
             upstream = client.build_request("POST", path, content=request.stream())
             answer = await client.send(upstream, stream=True)
         except httpx.HTTPError as error:
@@ -141,6 +141,7 @@ def routes(board: Board) -> list[BaseRoute]:
     return [
         page_at("/ask", board, "ask.html", show),
         Route("/ask/endpoint/v1/{path:path}", stream, methods=["POST"]),
+        Route("/ask/endpoint/predict", stream, methods=["POST"]),
         Mount("/ask/versions/{version:int}", app=engines),
         posted("/ask/trace", trace),
     ]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from artifacts.errors import UserError, shown_in_line
-from artifacts.examples import read_example
+from artifacts.examples import Form, read_example
 from artifacts.shards.shard_set import text_numbers
 from artifacts.store.manifest import Manifest
 from artifacts.store.store import Artifact, Store
@@ -309,30 +309,43 @@ def read_samples(evaluation: Artifact) -> Samples:
     """Role to what that model wrote, from an `eval_metrics` artifact.
 
     Of chats by a template, `prompt` is what was asked in the clean corpus, without the template,
-    and `answer` what was answered, as long as the store has that corpus.
+    and `answer` what was answered, as long as the store has that corpus; so it is of pairs and of
+    texts with a class.
     """
     samples: Samples = json.loads((evaluation.path / SAMPLES_NAME).read_text())
-    shards = shards_of_chats(evaluation)
-    name = shards.manifest.inputs["clean_corpus"] if shards else ""
-    if chats := evaluation.store.find_named("clean_corpus", name):
+    form, name = form_shown(evaluation)
+    if form != "pretraining" and (corpus := evaluation.store.find_named("clean_corpus", name)):
         both = [*chain.from_iterable(samples.values())]
-        examples = read_texts(chats.url, {sample["document"] for sample in both}, "example")
+        examples = read_texts(corpus.url, {sample["document"] for sample in both}, "example")
         for sample in both:
-            if example := examples.get(sample["document"]):
-                messages = read_example(example)["messages"]
-                # The first of each role.
-                turns = {message["role"]: message["content"] for message in reversed(messages)}
-                sample |= {"prompt": turns["user"], "answer": turns["assistant"]}
+            if line := examples.get(sample["document"]):
+                # Of a chat the first of each role, of other examples their two texts in order.
+                turns = read_example(line)
+                for message in reversed(turns.pop("messages", [])):
+                    turns[message["role"]] = message["content"]
+                asked, answered = PARTS[form]
+                sample |= {"prompt": turns[asked], "answer": turns[answered]}
     return samples
 
 
-def shards_of_chats(evaluation: Artifact) -> Artifact | None:
-    """What an evaluation was made of, where models learn chats by a template and are shown how
-    they begin to answer."""
+PARTS: dict[Form, tuple[str, str]] = {
+    "conversations": ("user", "assistant"),
+    "pairs": ("input", "target"),
+    "labeled": ("text", "label"),
+}
+"""Of an example, what a model is shown and what it is to answer."""
+
+
+def form_shown(evaluation: Artifact) -> tuple[Form, str]:
+    """The form of the examples that models are shown how to answer, with the name of the clean
+    corpus; `pretraining` where they continue text, as they do chats without a template."""
     name = evaluation.manifest.inputs.get("tokenized_shards", "")
     shards = evaluation.store.find_named("tokenized_shards", name)
-    if shards is None or not evaluation.stats["metric"].get("is_bits"):
-        return None
-    # A template is empty where conversations were rendered plainly.
-    is_by_template = shards.stats.get("chat_template") != ""
-    return shards if shards.stats.get("form") == "conversations" and is_by_template else None
+    if shards is None or (form := shards.stats.get("form")) not in PARTS:
+        return "pretraining", ""
+    # A template is empty where conversations were rendered plainly; what is judged otherwise than
+    # in bits is shown as it was rendered, too.
+    is_in_turns = shards.stats.get("chat_template") and evaluation.stats["metric"].get("is_bits")
+    if form == "conversations" and not is_in_turns:
+        return "pretraining", ""
+    return form, shards.manifest.inputs["clean_corpus"]

@@ -13,9 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from dagster import AssetKey, DagsterInstance
 from rich.console import Console
 
+from artifacts.examples import Form
 from llm_assets.assets.evaluation import samples_view
 from llm_assets.assets.figures import loss_line
 from llm_assets.board.ask import find_examples
@@ -27,7 +29,7 @@ from llm_assets.cli.pipeline.summary import (
     training_lines,
 )
 from llm_assets.registry.base import LocalRegistry
-from llm_assets.tracing.explain import read_samples
+from llm_assets.tracing.explain import form_shown, read_samples
 from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE
 from recipes.spec import METRICS_NAME, read_metrics
 from tests.conftest import ROOT, Project
@@ -143,8 +145,9 @@ def test_of_a_chat_model_the_screen_shows_what_was_asked_and_the_texts_own_answe
     *_, row = samples_view(evaluation)["samples"].value.splitlines()
     assert row == "| Which fuse? | 13 A. | 13 A. | 16 A. |"
     console = Console(width=80, file=io.StringIO())
-    print_request(console, {"url": "http://h", "predict_url": "http://h/predict"}, samples, True)
-    print_samples(console, samples, evaluation, None)
+    address = {"url": "http://h", "predict_url": "http://h/predict"}
+    print_request(console, address, samples, True, "conversations")
+    print_samples(console, samples, evaluation, None, "conversations")
     assert isinstance(console.file, io.StringIO)
     told = console.file.getvalue()
     assert '{"messages": [{"role": "user", "content": "Which fuse?"}]}' in told
@@ -153,15 +156,69 @@ def test_of_a_chat_model_the_screen_shows_what_was_asked_and_the_texts_own_answe
     assert "a chat, answered in the models' own words" in told
     line = Console(width=80, file=io.StringIO())
     samples["candidate"][0]["prompt"] = "Which fuse? " * 1_000
-    print_request(line, {"url": "http://h", "predict_url": "http://h/predict"}, samples, True)
+    print_request(line, address, samples, True, "conversations")
     assert isinstance(line.file, io.StringIO) and len(line.file.getvalue()) < 2_000
     # Written plainly, or without the corpus, it is what the model was given.
-    for changed in ({"chat_template": ""}, {"form": "pretraining"}):
+    for changed in ({"chat_template": ""}, {"form": "pretraining"}, {"form": "preferences"}):
         shards.stats |= changed
         assert find_examples(evaluation, None) == [said["prompt"]]
         shards.stats |= {"form": "conversations", "chat_template": "{{ messages }}"}
     del found["clean_corpus", "c"]
     assert find_examples(evaluation, None) == [said["prompt"]]
+
+
+@pytest.mark.parametrize(
+    ("example", "form", "told"),
+    [
+        ({"text": "Where is it?", "label": "shipping"}, "labeled", "the class that the models"),
+        ({"input": "Where is it?", "target": "shipping"}, "pairs", "what the models write"),
+    ],
+)
+def test_of_a_class_or_a_pair_the_screen_shows_how_to_ask_for_it_and_the_right_one(
+    tmp_path: Path, example: dict[str, str], form: Form, told: str
+) -> None:
+    table = pa.table({"id": ["T1"], "example": [json.dumps(example)]})
+    pq.write_table(table, tmp_path / "part-00000.parquet")
+    said = {"document": "T1", "prompt": "prefix: Where is it?", "completion": "bug"}
+    (tmp_path / "samples.json").write_text(json.dumps({"base": [said], "candidate": [said]}))
+    shards = SimpleNamespace(
+        stats={"form": form}, manifest=SimpleNamespace(inputs={"clean_corpus": "c"})
+    )
+    clean = SimpleNamespace(url=str(tmp_path))
+    found = {("tokenized_shards", "s"): shards, ("clean_corpus", "c"): clean}
+    evaluation: Any = SimpleNamespace(
+        path=tmp_path,
+        stats={"metric": {"is_bits": False}},
+        store=SimpleNamespace(find_named=lambda *name: found.get(name)),
+        manifest=SimpleNamespace(inputs={"tokenized_shards": "s"}),
+    )
+    samples = read_samples(evaluation)
+    assert form_shown(evaluation)[0] == form
+    console = Console(width=80, file=io.StringIO())
+    print_request(console, {"predict_url": "http://h/predict"}, samples, True, form)
+    print_samples(console, samples, evaluation, None, form)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert """http://h/predict -H""" in printed and '{"instances": ["Where is it?"]}' in printed
+    assert re.search(r"Where is it\? +bug +bug +shipping", printed), printed
+    assert told in printed
+
+
+def test_a_classifiers_score_is_told_beside_that_of_the_commonest_class_with_its_mistakes() -> None:
+    labels, confusion = ["billing", "biling", "bug"], [[6, 0, 0], [2, 0, 0], [0, 1, 1]]
+    figures = {"base": {"value": 0.6}, "candidate": {"value": 0.7}}
+    stats = {
+        "metrics": {"held_out_accuracy": figures, "held_out_macro_f1": figures},
+        "metric": {"name": "accuracy", "unit": "accuracy", "higher_is_better": True},
+        "rounds": {"measured": 1, "planned": 1, "share": 1.0},
+        "documents": {"held_out": 10},
+        "details": {"candidate": {"labels": labels, "confusion": confusion}},
+    }
+    evaluation: Any = SimpleNamespace(stats=stats)
+    (_, score), (_, baseline), (_, mistakes) = evaluation_lines(evaluation)
+    assert score == "0.6000 -> 0.7000 accuracy, on 10 documents"
+    assert baseline.startswith("always billing, the commonest class: 0.6000; macro F1")
+    assert mistakes == "2 biling as billing, 1 bug as biling"
 
 
 def test_bits_of_answers_are_told_with_what_they_do_not_show_and_general_text_in_others() -> None:

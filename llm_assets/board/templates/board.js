@@ -13,7 +13,7 @@ async function trace(fields, place) {
 
 async function ask(card, prompt) {
   const [answer, place, time] = [".answer", ".traced", ".time"].map((name) => card.querySelector(name));
-  const chat = find("kind").value === "chat";
+  const kind = find("kind").value;
   const began = performance.now();
   answer.className = "answer";
   answer.textContent = "";
@@ -21,13 +21,14 @@ async function ask(card, prompt) {
   place?.replaceChildren();
   time.textContent = card.querySelector("input") ? "Starting its engine, if it is not running …" : "";
   try {
-    const response = await fetch(`${card.dataset.address}/v1/${chat ? "chat/" : ""}completions`, {
+    const path = { chat: "v1/chat/completions", completion: "v1/completions", predict: "predict" }[kind];
+    const response = await fetch(`${card.dataset.address}/${path}`, {
       method: "POST",
       signal: running.signal,
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({
+      body: JSON.stringify(kind === "predict" ? { instances: [prompt] } : {
         model: card.dataset.version,
-        ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+        ...(kind === "chat" ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
         max_tokens: Number(find("tokens").value),
         temperature: Number(find("temperature").value),
         stop: find("line").checked ? ["\n"] : [],
@@ -38,10 +39,13 @@ async function ask(card, prompt) {
     if (response.redirected) return location.assign(response.url);
     if (!response.ok) throw new Error((await response.json()).error.message);
     const version = response.headers.get("X-Model-Version");
-    await read(response.body.pipeThrough(new TextDecoderStream()).getReader(), answer);
+    const found = kind === "predict" ? (await response.json()).predictions[0] : "";
+    if (found) answer.textContent = found.scores ? likeliest(found.scores) : found;
+    else await read(response.body.pipeThrough(new TextDecoderStream()).getReader(), answer);
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
     time.textContent = `${seconds} s, version ${version}, request id ${response.headers.get("X-Request-Id")}`;
-    if (place && answer.textContent.trim()) await trace({ text: answer.textContent, version }, place);
+    // A class is no text that the training text could hold.
+    if (place && answer.textContent.trim() && !found.scores) await trace({ text: answer.textContent, version }, place);
     // The same text, with its sources.
     answer.hidden = Boolean(place?.querySelector(".spans"));
   } catch (error) {
@@ -50,6 +54,11 @@ async function ask(card, prompt) {
     answer.className = "answer fault";
     answer.textContent += error.message;
   }
+}
+
+function likeliest(scores) {
+  const ranked = Object.entries(scores).sort((one, other) => other[1] - one[1]).slice(0, 5);
+  return ranked.map(([label, score]) => `${label} ${(100 * score).toFixed(1)}%`).join(", ");
 }
 
 async function read(reader, answer) {

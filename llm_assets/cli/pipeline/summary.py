@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from artifacts.errors import shown
+from artifacts.examples import Form
 from artifacts.progress import counted, format_duration
 from artifacts.shards.format import SPLITS
 from artifacts.store.store import Artifact
@@ -23,7 +24,7 @@ from llm_assets.config import PipelineSettings, command
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.registry.card import number
-from llm_assets.tracing.explain import Samples, read_samples
+from llm_assets.tracing.explain import Samples, form_shown, read_samples
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE, Metric, Rounds
 from recipes.sections import BUDGETS
@@ -65,14 +66,21 @@ def print_summary(
             settings,
             endpoint["newest_candidate"],
         ),
-        ("endpoint", f"{endpoint['url']} serves version {endpoint['version']}"),
+        (
+            "endpoint",
+            f"{endpoint['url']} serves version {endpoint['version']}"
+            if "url" in endpoint
+            else escape(endpoint["summary"]),
+        ),
     ]:
         table.add_row(label, text)
     console.print()
     console.print(table, highlight=False)
     samples = read_samples(current["eval_metrics"])
-    print_request(console, endpoint, samples, settings.platform == "local")
-    print_samples(console, samples, current["eval_metrics"], record.find_current("exam"))
+    form = form_shown(current["eval_metrics"])[0]
+    if "url" in endpoint:
+        print_request(console, endpoint, samples, settings.platform == "local", form)
+    print_samples(console, samples, current["eval_metrics"], record.find_current("exam"), form)
     times = ", ".join(f"{stage} {duration:.0f} s" for stage, duration in stages.items())
     console.print(f"\n{times or 'Everything is up to date.'}", style="dim", highlight=False)
     console.print(
@@ -103,6 +111,13 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
         text += f"{counted(documents, 'document')} of other text; "
         text += "a share of the training rows comes from it, to limit forgetting"
         lines.append(("to replay", text))
+    if labels := stats.get("labels"):
+        # The rarest first: among them are misspelled ones.
+        ranked = sorted(zip(stats["label_counts"], labels, strict=True))
+        classes = ", ".join(f"{escape(shown(label))} {count:,}" for count, label in ranked[:MOST])
+        rest = f", and {len(ranked) - MOST:,} more" if len(ranked) > MOST else ""
+        lines.append(("classes", f"{len(labels):,}, with texts to train on: {classes}{rest}"))
+    lines += [("", escape(shown(warning))) for warning in stats.get("warnings", [])]
     counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in stats["left_out"].items()]
     if overlapping := sum(stats["removed_as_overlapping_held_out"].values()):
         counts.append(f"{overlapping:,} that share text with what is held out")
@@ -164,8 +179,10 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         base, candidate = (
             metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
         )
-        # What is not finite, or was not measured, is None, and a base of 0 has no percentage.
-        change = f" ({(candidate - base) / base:+.1%})" if base and candidate else ""
+        # What is not finite, or was not measured, is None, and a base of 0 has no percentage. Of
+        # shares of right answers it would say little.
+        is_ratio = base and candidate and not task_metric.higher_is_better
+        change = f" ({(candidate - base) / base:+.1%})" if is_ratio else ""
         basis = ""
         if task == "held_out":
             # The first rounds may have been enough.
@@ -180,6 +197,7 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
             told = "This says how likely the held-out answers are to the models. Most of an answer "
             told += "is tone and wording, so a model that gains may still write wrong numbers and "
             lines.append(("", f"{told}names. What judges facts: llm-assets docs recipes"))
+    lines += _class_lines(evaluation)
     of_text = ("held_out_", "general_", "exam_")
     others = [
         f"{name} {number(of['base']['value'])} -> {number(of['candidate']['value'])}"
@@ -187,6 +205,34 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         if not name.startswith(of_text) and {"base", "candidate"} <= of.keys()
     ]
     return [*lines, ("other scores", ", ".join(others))] if others else lines
+
+
+def _class_lines(evaluation: Artifact) -> list[tuple[str, str]]:
+    """Of a classifier, what always telling one class would score, and what it takes for what."""
+    found = evaluation.stats.get("details", {}).get("candidate", {})
+    if "confusion" not in found:
+        return []
+    totals, labels = (
+        list(map(sum, found["confusion"])),
+        [escape(shown(it)) for it in found["labels"]],
+    )
+    most, f1 = max(totals), evaluation.stats["metrics"]["held_out_macro_f1"]
+    base, candidate = (number(f1.get(role, UNMEASURED)["value"]) for role in ("base", "candidate"))
+    mistakes = sorted(
+        (
+            (count, labels[true], labels[told])
+            for true, row in enumerate(found["confusion"])
+            for told, count in enumerate(row)
+            if true != told and count
+        ),
+        reverse=True,
+    )
+    text = f"always {labels[totals.index(most)]}, the commonest class: {number(most / sum(totals))}"
+    wrong = ", ".join(f"{count:,} {true} as {told}" for count, true, told in mistakes[:MOST])
+    return [
+        ("", f"{text}; macro F1, where every class counts the same: {base} -> {candidate}"),
+        ("mistakes", wrong or "none"),
+    ]
 
 
 def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
@@ -226,6 +272,8 @@ def _verdict_lines(
     return lines
 
 
+MOST = 12
+"""Classes, and kinds of mistakes, that are listed."""
 TOO_MUCH = {Outcome.CHANCE, Outcome.NOT_FINITE, Outcome.GENERAL_REGRESSION}
 """What too large steps cause: a model that diverged, or that lost what it knew."""
 TOO_LITTLE = {Outcome.NOT_BETTER, Outcome.TIE}
@@ -258,15 +306,22 @@ def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
     return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{budget_option}"
 
 
+TITLES: Mapping[Form, tuple[str, str]] = {
+    "pretraining": ("a text, continued in the models' own words", "text"),
+    "conversations": ("a chat, answered in the models' own words", "question"),
+    "pairs": ("a held-out input, and what the models write", "input"),
+    "labeled": ("a held-out text, and the class that the models tell", "text"),
+}
 PROMPT_CHARACTERS, SHOWN_CHARACTERS, QUESTION_CHARACTERS = 80, 90, 1_000
 
 
 def print_request(
-    console: Console, endpoint: Mapping[str, Any], samples: Samples, is_local: bool
+    console: Console, endpoint: Mapping[str, Any], samples: Samples, is_local: bool, form: Form
 ) -> None:
     """A line to paste into a shell, unbroken at any width, and how to trace the answer.
 
-    For a local endpoint, the headers of the answer are shown: they have the request's id.
+    For a local endpoint, the headers of the answer are shown: they have the request's id. What is
+    answered with a class has no text to trace.
     """
     sample = next(iter(samples.get("candidate", [])), {"prompt": "This function returns"})
     start = " ".join(sample["prompt"].split())
@@ -274,9 +329,12 @@ def print_request(
     prompt = shorten(start, PROMPT_CHARACTERS, placeholder="") or start[:PROMPT_CHARACTERS]
     url = endpoint["predict_url"]
     body: dict[str, Any] = {"instances": [{"prompt": prompt, "max_tokens": 32}]}
-    if is_local and "answer" in sample:
+    question = sample["prompt"][:QUESTION_CHARACTERS].strip()
+    if form in ("labeled", "pairs"):
+        body = {"instances": [question]}
+    elif is_local and "answer" in sample:
         url = f"{endpoint['url']}/v1/chat/completions"
-        body = {"messages": [{"role": "user", "content": sample["prompt"][:QUESTION_CHARACTERS]}]}
+        body = {"messages": [{"role": "user", "content": question}]}
     # Of a token, the name of its variable, which the shell fills in.
     headers = [endpoint.get("authorization"), "'Content-Type: application/json'"]
     options = " ".join(f"-H {header}" for header in headers if header)
@@ -285,16 +343,16 @@ def print_request(
     line = f"curl {shown_with} {url} {options} -d {content}"
     console.print()
     console.print(escape(line), soft_wrap=True, highlight=False)
-    if is_local:
+    if is_local and form != "labeled":
         hint = "The training text behind the answer, by its x-request-id"
         console.print(f"{hint}: [bold]llm-assets trace --request ID[/]", highlight=False)
 
 
 def print_samples(
-    console: Console, samples: Samples, evaluation: Artifact, exam: Artifact | None
+    console: Console, samples: Samples, evaluation: Artifact, exam: Artifact | None, form: Form
 ) -> None:
     """What both models say in their own words: the first sentence of each answer to the exam or,
-    without an exam, their continuations of one text or chat."""
+    without an exam, their continuations of one text or chat, or what they make of one example."""
     if not samples.get("base") or not samples.get("candidate"):
         return
     pairs = zip(samples["base"], samples["candidate"], strict=True)
@@ -307,15 +365,15 @@ def print_samples(
             said = (sentence_end.split(by["completion"].strip())[0] for by in (one, other))
             rows.append((one["prompt"], *said, right.get(one["document"], "")))
     else:
-        title, heading = "a text, continued in the models' own words", "text"
+        title, heading = TITLES[form]
         one, other = next(pairs)
-        # The end of the prompt is what is continued.
         line = " ".join(one["prompt"].split())
+        # The end of the prompt is what is continued; what is answered is known by its beginning.
         start = line if len(line) <= SHOWN_CHARACTERS else "… " + line[-SHOWN_CHARACTERS:]
+        if "answer" in one:
+            start = shorten(line, SHOWN_CHARACTERS, placeholder=" …")
         completions = (model["completion"].strip() for model in (one, other))
         rows = [(start, *completions, *filter(None, [one.get("answer")]))]
-        if "answer" in one:
-            title, heading = "a chat, answered in the models' own words", "question"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     columns = ((heading, 3, ""), ("base model", 2, "dim"), ("new model", 2, ""), ("correct", 1, ""))
     for name, ratio, style in columns[: len(rows[0])]:

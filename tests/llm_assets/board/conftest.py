@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -255,12 +255,18 @@ def endpoint(
     pieces: list[str],
     may_go_on: threading.Event | None = None,
     token_variable: str | None = None,
+    scores: dict[str, float] | None = None,
 ) -> Iterator[None]:
     """An endpoint that streams these pieces as version 1 does, as its state file tells it.
 
     Args:
         may_go_on: what it waits for after the first piece.
+        scores: of the classes that it tells where it is asked for one.
     """
+
+    async def classify(request: Request) -> JSONResponse:
+        assert list(await request.json()) == ["instances"]
+        return JSONResponse({"predictions": [{"label": max(scores or {}), "scores": scores}]})
 
     async def answer(request: Request) -> StreamingResponse:
         asked, is_chat = await request.json(), "chat" in request.url.path
@@ -285,6 +291,7 @@ def endpoint(
 
     paths = ("/v1/completions", "/v1/chat/completions")
     routes = [Route(path, answer, methods=["POST"]) for path in paths]
+    routes += [Route("/predict", classify, methods=["POST"])] if scores else []
     with served(Starlette(routes=routes)) as address:
         of_version = {"version": "1", "fingerprint": "f", "restarts": 0}
         status = Status(

@@ -58,6 +58,24 @@ def test_a_chat_is_asked_for_by_keyboard_and_its_answer_shown_as_it_comes(
 
 
 @needs("Chromium")
+def test_a_classifier_is_asked_for_a_class_and_its_likeliest_ones_are_shown(
+    small: SmallStore, tmp_path: Path
+) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    board, scores = board_of(small), {"bug": 0.25, "billing": 0.75}
+    with (
+        endpoint(board, [], scores=scores),
+        served(build_app(board)) as address,
+        browser(tmp_path) as page,
+    ):
+        page.open(f"{address}/ask")
+        page.evaluate("document.getElementById('kind').innerHTML = '<option>predict</option>'")
+        page.evaluate("document.getElementById('prompt').value = 'Where is the invoice?'")
+        click(page, "#go")
+        page.wait_for("document.body.innerText.includes('billing 75.0%, bug 25.0%')")
+
+
+@needs("Chromium")
 def test_a_board_that_was_started_again_asks_who_asks_to_sign_in(
     small: SmallStore, tmp_path: Path
 ) -> None:
