@@ -22,7 +22,7 @@ from artifacts.store.store import Store
 from llm_assets.automation.decision import ENDED
 from llm_assets.automation.launched import UNFINISHED, Runs
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.folder import endpoint_status
+from llm_assets.endpoint.folder import endpoint_status, why_unable
 from llm_assets.history import last_ticks, switched_on
 from llm_assets.registry.base import Registry
 from llm_assets.registry.state import Alias
@@ -93,9 +93,11 @@ class GraphCollector(Collector):
         versions = {alias: state.find(alias) for alias in ALIASES}
         numbers = {str(alias): version.version for alias, version in versions.items() if version}
         yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
-        in_place = versions["wanted"] == versions["champion"] if versions["wanted"] else None
+        wanted = versions["wanted"]
+        can_serve = wanted and not why_unable(self._settings, self._record, wanted)
+        in_place = wanted == versions["champion"] if can_serve else None
         text = "1 if the endpoint has confirmed that it serves the wanted version, else 0."
-        # None makes no sample: as long as nothing is wanted, there is nothing that fails to serve.
+        # None makes no sample: as long as nothing is wanted that can, nothing fails to serve.
         yield _one("wanted_serves", text, in_place)
         promoted = [verdict.promoted for verdict in state.verdicts]
         counts = {"true": promoted.count(True), "false": promoted.count(False)}

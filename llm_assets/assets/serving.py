@@ -8,7 +8,8 @@ from artifacts.store.store import Artifact
 from llm_assets.assets.stage import readable, stage
 from llm_assets.assets.verdict import read_verdict
 from llm_assets.endpoint.base import ServingPlatform
-from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.endpoint.folder import why_unable
+from llm_assets.endpoint.follow import NothingToServe, serve_wanted
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.card import describe_outcome
 from llm_assets.registry.resource import RegistryResource
@@ -24,11 +25,13 @@ def _named(version: ModelVersion | None) -> str:
 def wanted_version_serves(
     pipeline: PipelineResource, registry: RegistryResource
 ) -> dg.AssetCheckResult:
-    """The endpoint has confirmed that it serves the wanted version, which was decided on last."""
+    """The endpoint has confirmed that it serves the wanted version, which was decided on last; or
+    there is nothing to serve yet."""
     state = registry.open(pipeline).state()
     wanted, champion = state.find("wanted"), state.find("champion")
+    is_early = wanted and not champion and why_unable(pipeline.settings, pipeline.record, wanted)
     return dg.AssetCheckResult(
-        passed=wanted is not None and wanted == champion,
+        passed=bool(is_early) or (wanted is not None and wanted == champion),
         severity=dg.AssetCheckSeverity.ERROR,
         description=f"wanted: {_named(wanted)}, serving: {_named(champion)}",
         metadata={
@@ -61,9 +64,14 @@ def endpoint(
     """
     # The store keeps nothing of this stage, so nothing is planned: each run looks at what serves.
     models = registry.open(pipeline)
-    champion, served = serve_wanted(
-        models, serving, pipeline.settings, pipeline.record, context.log.info
-    )
+    try:
+        champion, served = serve_wanted(
+            models, serving, pipeline.settings, pipeline.record, context.log.info
+        )
+    except NothingToServe as reason:
+        verdict = describe_outcome(models.state(), read_verdict(model_version))
+        told = {"summary": str(reason), "outcome": "nothing to serve", "newest_candidate": verdict}
+        return dg.MaterializeResult(data_version=dg.DataVersion("none"), metadata=told)
     verdict = describe_outcome(models.state(), read_verdict(model_version))
     note = "" if verdict == "promoted" else f"; the newest candidate was {verdict}"
     # A version that cannot be started gives way, so that something serves.

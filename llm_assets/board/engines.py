@@ -14,7 +14,7 @@ from artifacts.errors import UserError
 from artifacts.model import check_model_folder
 from artifacts.reasons import memory_limit
 from llm_assets.board.pages import Board
-from llm_assets.endpoint.folder import endpoint_folder, model_to_serve
+from llm_assets.endpoint.folder import endpoint_folder, model_to_serve, why_unable
 from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.registry.card import verify_model
 from llm_assets.registry.state import ModelVersion
@@ -73,6 +73,8 @@ class OnDemandEngines:
         if not folder.exists():
             raise UserError("Its weights are no longer in the store.")
         check_model_folder(folder)
+        if why := why_unable(board.settings, board.record, version):
+            raise UserError(why)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the engine of the version in its path, which is started first."""

@@ -16,7 +16,7 @@ from artifacts.reasons import reason_of
 from artifacts.store.store import Store, layout
 from llm_assets.cli.session import Session
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.folder import endpoint_status
+from llm_assets.endpoint.folder import endpoint_status, why_unable
 from llm_assets.history import Activity, dagster_home, read_activity
 from llm_assets.registry.state import RegistryState
 from llm_assets.services import STATE_FOLDER, read_states
@@ -108,7 +108,8 @@ def status_of(session: Session) -> dict[str, Any]:
     gate, with a person's last `decision` on that version), `running`, `making` (each with `asset`,
     `fingerprint` and `progress`), `waiting` (why sensors launch nothing), `services` (name to
     state; None where they are down), `machines` (jobs on Google Cloud with what they cost so far),
-    `alarms` (each with `alert`, `text`, `remedy`) and `artifacts` (asset to fingerprint and date).
+    `alarms` (each with `alert`, `text`, `remedy`), `artifacts` (asset to fingerprint and date) and
+    `nothing_to_serve` (why the wanted version cannot serve yet; empty where it can).
     """
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
@@ -144,6 +145,7 @@ def status_of(session: Session) -> dict[str, Any]:
             for asset in ASSETS
             if asset in history
         },
+        "nothing_to_serve": (wanted and why_unable(session.settings, session.record, wanted)) or "",
     }
 
 
@@ -170,9 +172,8 @@ def screen(status: dict[str, Any]) -> list[str]:
     is_known = served or status["platform"] == "local"
     serving = served["versions"] if served else {}
     if is_known and status["wanted"] is not None and str(status["wanted"]) not in serving:
-        lines.append(
-            "The wanted version is not serving. To serve it: " + materialize_command("endpoint")
-        )
+        remedy = "The wanted version is not serving. To serve it: "
+        lines.append(status["nothing_to_serve"] or remedy + materialize_command("endpoint"))
     artifacts = status["artifacts"]
     lines += [
         f"{asset:<17} {artifact['since']}  {artifact['fingerprint']}"

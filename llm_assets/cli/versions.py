@@ -7,6 +7,7 @@ from typing import Any
 from artifacts.errors import shown
 from artifacts.progress import Report, counted
 from llm_assets.cli.session import Session
+from llm_assets.endpoint.folder import why_unable
 from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
 
 
@@ -28,8 +29,9 @@ def list_versions(session: Session) -> list[str]:
     move = [move for move in state.history if move.alias == "wanted"][-1]
     lines.append(f"wanted: version {wanted.version}, by {move.by} ({move.reason})")
     served = f"version {champion.version}, the last that was served" if champion else "none"
-    pending = "" if champion == wanted else "; to serve the wanted one, materialize `endpoint`"
-    lines.append(f"champion: {served}{pending}")
+    pending = "; to serve the wanted one, materialize `endpoint`" if champion != wanted else ""
+    why = why_unable(session.settings, session.record, wanted)
+    lines.append(f"champion: {served}{f'. {why}' if why else pending}")
     return lines
 
 

@@ -1,7 +1,11 @@
 """What the local endpoint is told and where it keeps its state; no Dagster here."""
 
+import json
 from pathlib import Path
 
+from artifacts.model import CONFIG_NAME
+from artifacts.storage import files
+from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store, layout
 from llm_assets.config import PipelineSettings
 from llm_assets.registry.state import ModelVersion
@@ -21,6 +25,28 @@ def endpoint_status(settings: PipelineSettings) -> Status | None:
 def conversions_folder(store: Store) -> Path:
     """Where converted models are cached, which an endpoint of this machine serves."""
     return Path(store.machine_cache) / layout.CONVERSIONS_FOLDER
+
+
+def why_unable(settings: PipelineSettings, record: Pipeline, version: ModelVersion) -> str:
+    """Why a version cannot serve what its recipe teaches; empty for one that can.
+
+    A classifier's base model need not know any of the classes: whoever asked it would be told a
+    token, or a class of another task.
+    """
+    if not version.is_base or settings.checkpoint.form != "labeled":
+        return ""
+    config = json.loads(files.find(f"{version.model_url}/{CONFIG_NAME}") or b"{}")
+    shards = record.find_current("tokenized_shards")
+    (architecture, *_) = config.get("architectures") or [""]
+    known = set(config.get("id2label", {}).values())
+    is_classifier = architecture.endswith("ForSequenceClassification")
+    if is_classifier and (shards is None or known & set(shards.stats["labels"])):
+        return ""
+    return (
+        f"Version {version.version} is the base model, which knows none of the classes, so it does "
+        "not serve. The first version that is promoted does, or one that you approve: `llm-assets "
+        "approve VERSION --reason REASON`."
+    )
 
 
 def model_to_serve(settings: PipelineSettings, version: ModelVersion) -> Desired:

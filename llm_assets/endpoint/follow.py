@@ -9,6 +9,7 @@ from artifacts.progress import Report
 from artifacts.store.pipelines import Pipeline
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveAddress, ServingPlatform
+from llm_assets.endpoint.folder import why_unable
 from llm_assets.registry.base import Registry
 from llm_assets.registry.card import verify_model
 from llm_assets.registry.state import GATE, ModelVersion, Move, RegistryState, RegistryUnreachable
@@ -20,6 +21,10 @@ LOOK_SECONDS = 1.0
 
 class Overruled(UserError):
     """Somebody else decided otherwise before a person's decision was served."""
+
+
+class NothingToServe(UserError):
+    """The wanted version is a base model that cannot serve what its recipe teaches."""
 
 
 def serve_decision(
@@ -75,6 +80,7 @@ def serve_wanted(
         MissingArtifact: nothing is registered, or the wanted model was deleted.
         DamagedArtifact: the wanted model's files have changed.
         RolloutFailed: the version that served before still does.
+        NothingToServe: until a version is promoted or approved; what serves goes on serving.
         UserError: nothing can be served.
     """
 
@@ -90,6 +96,9 @@ def serve_wanted(
                 "The registry has no version to serve. Materialize the model again: "
                 + materialize_command("model_version")
             )
+        if why := why_unable(settings, record, wanted):
+            on = f" Version {state.champion} goes on serving; `llm-assets stop` ends it."
+            raise NothingToServe(why + on * serving.serves(settings))
         if by_person:
             report(
                 "manual decision: all traffic switches as soon as the version answers; a rollout "

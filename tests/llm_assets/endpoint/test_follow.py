@@ -16,10 +16,13 @@ from artifacts.store.manifest import dump_with_checksum
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.cli.main import commands
+from llm_assets.cli.session import Session
+from llm_assets.cli.status import screen, status_of
+from llm_assets.cli.versions import list_versions
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveAddress, LocalServingPlatform
 from llm_assets.endpoint.folder import conversions_folder, endpoint_folder, endpoint_status
-from llm_assets.endpoint.follow import Overruled, serve_decision, serve_wanted
+from llm_assets.endpoint.follow import NothingToServe, Overruled, serve_decision, serve_wanted
 from llm_assets.maintenance.doctor import check_registry
 from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
@@ -28,13 +31,14 @@ from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.damage import cut, flip_bit, largest_file
 from tests.llm_assets.registry.conftest import verdict
+from tests.tiny import change_config
 from tests.waiting import wait_until
 
 
 class Served:
     """A registry in which version 1 replaced the base model, and nothing serves."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, **sections: object) -> None:
         self.settings = PipelineSettings.model_validate(
             {
                 "name": "manual",
@@ -42,6 +46,7 @@ class Served:
                 "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
                 "base_model": {"folder": "m"},
                 "endpoint": {"port": 0},
+                **sections,
             }
         )
         self.store = Store(str(folder))
@@ -221,6 +226,54 @@ def test_what_is_advised_after_a_failed_rollout_can_be_typed(
     for name, *words in typed:
         assert wanted == 0 or words[0] == str(wanted)
         commands.commands[name].make_context(name, [word.replace("VERSION", "1") for word in words])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "head", "own", "serves"),
+    [
+        ("classification", "ForMaskedLM", {}, False),
+        ("classification", "ForSequenceClassification", {"0": "glad", "1": "sad"}, False),
+        ("classification", "ForSequenceClassification", {"0": "bug", "1": "login"}, True),
+        ("masked_language_modeling", "ForMaskedLM", {}, True),
+    ],
+)
+def test_a_base_model_that_knows_none_of_the_classes_does_not_serve(
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    head: str,
+    own: dict[str, str],
+    serves: bool,
+) -> None:
+    """Or whoever asks a classifier that was not promoted yet is told a token as the class."""
+    changes = {"architectures": [f"Roberta{head}"], "id2label": own}
+    model = change_config(tiny_model_folder, tmp_path / "m", **changes)
+    examples = {"form": "labeled"} if recipe == "classification" else None
+    source = {"type": "files", "name": "m", "path": "m", "examples": examples}
+    sections = {"checkpoint": {"recipe": recipe}, "raw_corpus": {"sources": [source]}}
+    served = Served(tmp_path / "store", model, **sections)
+
+    def shards(draft: Draft) -> None:
+        draft.stats["labels"] = ["bug", "feature"]
+
+    served.record.advance(
+        served.store.make(Identity(kind="tokenized_shards", code_version="1"), shards)[0]
+    )
+    here = LiveAddress(url="http://h", predict_url="http://h/predict", changed=True)
+    monkeypatch.setattr(LocalServingPlatform, "serve", lambda *given: here)
+    assert served.serve() == 1
+    served.registry.reject(1, "ben", "wrong classes")
+    session = Session(served.settings, tmp_path / "pipeline.yaml")
+    if serves:
+        assert served.serve() == 0
+        assert any("To serve it" in line for line in screen(status_of(session)))
+        return
+    with pytest.raises(NothingToServe, match="Version 0 is the base model, which knows none of"):
+        served.serve()
+    assert served.registry.state().champion == 1
+    told = [line for line in screen(status_of(session)) if "it does not serve" in line]
+    assert told and list_versions(session)[-1].endswith(told[0])
 
 
 # One that is damaged gives way in the same manner, above.
