@@ -312,7 +312,7 @@ TITLES: Mapping[Form, tuple[str, str]] = {
     "pairs": ("a held-out input, and what the models write", "input"),
     "labeled": ("a held-out text, and the class that the models tell", "text"),
 }
-PROMPT_CHARACTERS, SHOWN_CHARACTERS, QUESTION_CHARACTERS = 80, 90, 1_000
+SHOWN_CHARACTERS, ASKED_CHARACTERS = 90, 1_000
 
 
 def print_request(
@@ -325,11 +325,11 @@ def print_request(
     """
     sample = next(iter(samples.get("candidate", [])), {"prompt": "This function returns"})
     start = " ".join(sample["prompt"].split())
-    # Cut between words, where the script has any.
-    prompt = shorten(start, PROMPT_CHARACTERS, placeholder="") or start[:PROMPT_CHARACTERS]
+    # Cut between words, where the script has any. A question of an exam needs its end.
+    prompt = shorten(start, ASKED_CHARACTERS, placeholder="") or start[:ASKED_CHARACTERS]
     url = endpoint["predict_url"]
     body: dict[str, Any] = {"instances": [{"prompt": prompt, "max_tokens": 32}]}
-    question = sample["prompt"][:QUESTION_CHARACTERS].strip()
+    question = sample["prompt"][:ASKED_CHARACTERS].strip()
     if form in ("labeled", "pairs"):
         body = {"instances": [question]}
     elif is_local and "answer" in sample:
