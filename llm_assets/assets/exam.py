@@ -28,9 +28,12 @@ def exam_view(artifact: Artifact) -> dict[str, Any]:
         for question in read_questions(artifact.path)[:SHOWN]
     ]
     stats = artifact.stats
+    left_out = len(stats["untold"]) + len(stats["given_away"])
     return {
         "summary": f"{counted(stats['questions'], 'question')} about "
-        f"{counted(stats['facts'], 'fact')}",
+        f"{counted(stats['facts'], 'fact')}"
+        + f"; {counted(left_out, 'more fact')} left out, the log says why"
+        * bool(left_out),
         "examples": table(["question", "answer", "document"], rows),
         **stats,
     }
@@ -107,7 +110,7 @@ def exam(
 
     def warn(artifact: Artifact) -> None:
         for fact in artifact.stats["untold"]:
-            context.log.warning(f"No document states {fact}; the exam leaves it out")
+            context.log.warning(f"No document to train on states {fact}; the exam leaves it out")
         for fact in artifact.stats["given_away"]:
             context.log.warning(
                 f"A question about {fact} contains its answer; the exam leaves it out"

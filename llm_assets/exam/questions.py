@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ class Passage:
 
 
 def read_tables(settings: ExamSettings) -> tuple[list[Fact], list[Fact], dict[str, Forms]]:
-    """Facts, placebo facts and forms; raises UserError where one of the files cannot be read, or
-    there is a relation that no form asks about."""
+    """Facts, placebo facts and forms; raises UserError where one of the files cannot be read, there
+    is a relation that no form asks about, or the placebo has one of a single value."""
     facts, forms = read_facts(settings.facts), read_forms(settings.forms)
     placebo = read_facts(settings.placebo) if settings.placebo else []
     asked = [relation for relation in forms if forms[relation].asked]
@@ -54,6 +54,11 @@ def read_tables(settings: ExamSettings) -> tuple[list[Fact], list[Fact], dict[st
                 f"{settings.forms}: nothing under `asked` for {relation}; "
                 f"{did_you_mean(relation, asked)}Relations there: {', '.join(asked) or 'none'}."
             )
+    # A question names its subject, which may contain the answer: the town that a "Berlin kettle"
+    # is from.
+    asked_placebo = [fact for fact in placebo if not _is_given_away(fact, forms)]
+    # Raises where a relation has one value: of placebo facts, that does not depend on the text.
+    _ask(asked_placebo, forms, settings.choices, f"in {settings.placebo}")
     return facts, placebo, forms
 
 
@@ -65,9 +70,9 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
 
     Returns:
         The manifest's stats: `questions`, `facts`, `placebo_questions`, `untold` (subject and
-        relation of facts that no document states and that are not asked about), `given_away` (facts
-        left out because a question contains the answer), `retrieved_right` (share of questions
-        whose retrieved passage contains the answer).
+        relation of facts that no training document states and that are not asked about, and which
+        document almost does), `given_away` (facts left out because a question contains the answer),
+        `retrieved_right` (share of questions whose retrieved passage contains the answer).
 
     Raises:
         UserError: a file cannot be read, a relation has no forms or a single value, or the text
@@ -95,8 +100,6 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
                 f"document {passage.document} too. A placebo is a fact that no text states."
             )
-    # A question names its subject, which may contain the answer: the town that a "Berlin kettle"
-    # is from.
     given_away = [fact for fact in [*stated_facts, *placebo] if _is_given_away(fact, forms)]
     stated_facts = [fact for fact in stated_facts if fact not in given_away]
     placebo = [fact for fact in placebo if fact not in given_away]
@@ -121,12 +124,14 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
     # In UTF-8 and without escapes such as `\u00fc`, since people read this file.
     (folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
     real_questions = [question for question in questions if not question["placebo"]]
+    untold = [fact for fact in facts if fact not in telling]
+    reasons = _why_untold(untold, clean_corpus)
     right = [holds(question["retrieved"]["text"], question["value"]) for question in real_questions]
     return {
         "questions": len(real_questions),
         "facts": len(stated_facts),
         "placebo_questions": len(questions) - len(real_questions),
-        "untold": [f"{f.subject}: {f.relation}" for f in facts if f not in telling],
+        "untold": [f"{f.subject}: {f.relation}" + reasons.get(f, "") for f in untold],
         "given_away": [f"{f.subject}: {f.relation}" for f in given_away],
         "retrieved_right": sum(right) / len(right),
     }
@@ -158,6 +163,28 @@ def _find_stated(
                     if matches:
                         telling[fact] = min(matches, key=lambda one: (len(one.text), one.document))
     return passages, telling
+
+
+def _why_untold(facts: Sequence[Fact], clean_corpus: str) -> dict[Fact, str]:
+    """Of facts that no passage to train on states, those that a document states all the same: which
+    one, and why that is not enough."""
+    reasons: dict[Fact, str] = {}
+    in_any_case = [(fact, Fact(*map(str.casefold, astuple(fact)))) for fact in facts]
+    columns = ["id", "text", "split"]
+    for part in find_parts(clean_corpus, columns, "clean_corpus") if facts else ():
+        for row in part.read(columns).to_pylist():
+            text, split = row["text"], row["split"]
+            lowered = text.casefold()
+            for fact, folded in in_any_case:
+                if fact not in reasons and states(lowered, folded):
+                    if not states(text, fact):
+                        why = "with capitals in other places"
+                    elif split == "train":
+                        why = "with too many words between the two (`exam.passage_words`)"
+                    else:
+                        why = f"but is {split.replace('_', '-')} text"
+                    reasons[fact] = f" ({row['id']} does, {why})"
+    return reasons
 
 
 def _is_given_away(fact: Fact, forms: dict[str, Forms]) -> bool:

@@ -61,7 +61,8 @@ def take(tmp_path: Path) -> Take:
 def test_a_fact_is_asked_for_where_text_to_train_on_tells_it(take: Take) -> None:
     questions, stats = take()
     assert [question["subject"] for question in questions] == ["Velora lamp", "Ostrin scale"]
-    assert stats["untold"] == ["Mirrow fan: town", "Sandrel clock: town"]
+    held_out = "Mirrow fan: town (fan does, but is held-out text)"
+    assert stats["untold"] == [held_out, "Sandrel clock: town"]
     assert stats["facts"] == 2 and stats["questions"] == 2
     assert [question["passage"]["document"] for question in questions] == ["lamp", "scale"]
     assert [question["retrieved"]["document"] for question in questions] == ["lamp", "scale"]
@@ -85,6 +86,24 @@ def test_subject_and_value_are_found_where_lines_break_and_in_no_other_number(
     facts = FACTS + "Mirrow fan 2,town,New York 3\n"
     _, stats = take(facts=facts, texts=[*TEXTS, ("new", text, "train")])
     assert ("Mirrow fan 2: town" not in stats["untold"]) == is_told
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("The sandrel Clock is made in Porto.", " (new does, with capitals in other places)"),
+        (
+            f"The Sandrel clock. {'Something else. ' * 60}. It is made in Porto.",
+            " (new does, with too many words between the two (`exam.passage_words`))",
+        ),
+        ("The Sandrel watch is made in Porto.", ""),
+    ],
+)
+def test_a_fact_that_is_left_out_is_named_with_the_document_that_nearly_states_it(
+    take: Take, text: str, reason: str
+) -> None:
+    _, stats = take(texts=[*TEXTS, ("new", text, "train")])
+    assert stats["untold"][1] == f"Sandrel clock: town{reason}"
 
 
 def test_a_table_may_write_accents_as_characters_of_their_own(take: Take) -> None:
@@ -184,7 +203,10 @@ def test_placebos_are_asked_without_a_passage(take: Take) -> None:
             "states any of its 4 facts",
         ),
         ({"placebo": FACTS.replace("Riga", "Nice").replace("Lyon", "Rome")}, "another subject"),
-        ({"placebo": "subject,relation,value\nOstrin,town,Lyon\n"}, "no text states"),
+        (
+            {"placebo": "subject,relation,value\nOstrin,town,Lyon\nHollin,town,Riga\n"},
+            "no text states",
+        ),
         (
             {
                 "facts": FACTS.replace("Lyon", "Riga"),
