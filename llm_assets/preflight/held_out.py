@@ -187,11 +187,12 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
     if too_short := all_too_short(settings, text):
         raise UserError(too_short)
     split, divided = settings.clean_corpus.split, find_whole(settings, "clean_corpus")
-    former = divided.manifest.settings["split"]["held_out"] if divided else split.held_out
+    former, chosen = divided.manifest.settings["split"] if divided else {}, split.model_dump()
+    changed = [name for name in chosen if former.get(name, chosen[name]) != chosen[name]]
     record = Pipeline(Store(settings.store), settings.name)
     is_trained = divided is not None and record.recorded("checkpoint") is not None
     is_certain = True
-    if divided is None or (former != split.held_out and not is_trained):
+    if divided is None or (changed and not is_trained):
         line, obstacle = describe_held_out(settings, text)
     else:
         counts, raw, new = divided.stats["splits"], find_whole(settings, "raw_corpus"), 0
@@ -208,12 +209,12 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
         # Text that was not looked at may have grown, so an obstacle is not certain.
         is_certain = text.is_known and text.share == 1
     # Text that a model was trained on may not be held out later, nor the reverse.
-    if former != split.held_out and is_trained:
+    if changed and is_trained:
         line += (
-            f" Existing splits do not change: `held_out: {split.held_out:g}` instead of {former:g} "
-            "applies to new text only. To split all text again, stop the endpoint "
-            "(`llm-assets stop`) and give the pipeline another `name`: versions and verdicts "
-            "of this one stay."
+            " Existing splits do not change: what `clean_corpus.split` now has under "
+            f"{' and '.join(f'`{name}`' for name in changed)} applies to new text only. To split "
+            "all text again, stop the endpoint (`llm-assets stop`) and give the pipeline another "
+            "`name`: versions and verdicts of this one stay."
         )
     if obstacle and is_certain and is_judged:
         raise UserError(obstacle)
@@ -225,9 +226,17 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
 
 def _empty_split(settings: PipelineSettings, text: TextEstimate) -> str | None:
     """A warning where a split may well get no document, as they are divided by chance: the run
-    would then end after cleaning. None where that is unlikely."""
+    would then end after cleaning. None where that is unlikely; raises UserError where it is
+    certain."""
     split, documents = settings.clean_corpus.split, text.documents
     shares = {name: getattr(split, name) for name in ("validation", "held_out")}
+    lacking = " and ".join(name for name in shares if name not in split.sources.values())
+    if lacking and {one.name for one in settings.raw_corpus.sources} <= split.sources.keys():
+        raise UserError(
+            f"`clean_corpus.split.sources` assigns every source, and none to {lacking}: the run "
+            "would end after cleaning. Leave out a source, so that its text is divided, or assign "
+            "one to each."
+        )
     chances = [
         f"{(1 - share) ** documents:.0%} that none is {name.replace('_', '-')} text"
         for name, share in shares.items()

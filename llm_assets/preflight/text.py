@@ -35,9 +35,10 @@ class TextEstimate(TextSurvey):
 
     held_out: float = 0.0
     """Documents of sources that are held out as a whole."""
+    usable: float = 0.0
+    """Documents of all sources that are not replayed, whichever split they are for."""
     in_sources: float = 0.0
-    """Documents of all sources that are not replayed, copies and short ones among them, as a raw
-    corpus counts them."""
+    """The same with copies and short ones, as a raw corpus counts them."""
     tokens_to_train: float = 0.0
     """Approximate tokens of the rows that what falls into the train split fills."""
     is_known: bool = True
@@ -51,7 +52,7 @@ class TextEstimate(TextSurvey):
             sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
             notes.append(
                 f"{'' if self.share == 1 else 'about '}"
-                f"{counted(self.documents + self.held_out, 'document', ',.0f')}, about "
+                f"{counted(self.usable, 'document', ',.0f')}, about "
                 f"{counted(self.tokens, 'token', ',.0f')}{sampled}"
             )
         guessed = (entry for entry in self.languages.most_common(2) if entry[0])
@@ -156,6 +157,7 @@ def look_at(
             share = 1 - split.validation - split.held_out
             text.tokens_to_train += share * _row_tokens(settings, result)
         if place != "replay":
+            text.usable += result.documents
             text.in_sources += result.documents + result.copies + result.short
         for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:
             # These are numbers, counters and lists, all of which add up by `+`.

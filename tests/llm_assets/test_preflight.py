@@ -18,6 +18,9 @@ from gguf import GGUFEndian, GGUFWriter
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Draft, Store
 from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.pipeline import JUDGED_TAG
@@ -218,6 +221,10 @@ def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path)
     both = look_at(settings(tmp_path, raw_corpus=sources, clean_corpus=cleaning), None)
     assert both.documents == alone.documents - 40
     assert (both.held_out, both.copies) == (40, alone.copies + 40)
+    # Text that is trained on as a whole is text, too.
+    cleaning["split"] = {"sources": dict.fromkeys(("files", "judged"), "train")}
+    trained = look_at(settings(tmp_path, raw_corpus=sources, clean_corpus=cleaning), None)
+    assert trained.lines(None)[0] == alone.lines(None)[0]
     # Text to replay is none that is new, and its copies are none either.
     cleaning["split"] = {"sources": {"judged": "replay"}}
     replayed = look_at(settings(tmp_path, raw_corpus=sources, clean_corpus=cleaning), None)
@@ -637,6 +644,41 @@ def test_a_split_that_may_stay_empty_is_told_before_any_work(
 
 
 @pytest.mark.parametrize(
+    ("split", "told"),
+    [
+        ({"held_out": 0.3, "sources": {"files": "train"}}, "under `held_out` and `sources` app"),
+        ({"held_out": 0.4}, None),
+    ],
+)
+def test_a_split_that_is_changed_after_training_applies_to_new_text_and_says_so(
+    tmp_path: Path, split: dict[str, Any], told: str | None
+) -> None:
+    former = settings(tmp_path)
+    store = Store(former.store)
+    record = Pipeline(store, former.name)
+    divided = {"split": former.clean_corpus.split.model_dump(mode="json")}
+    for kind in ("clean_corpus", "checkpoint"):
+
+        def build(draft: Draft) -> None:
+            draft.stats["splits"] = {"train": 60, "held_out": 40}
+
+        identity = Identity(kind=kind, code_version="1", inputs={}, settings=divided)
+        record.advance(store.make(identity, build)[0])
+    wanted = settings(tmp_path, clean_corpus={"split": split})
+    (line,) = foresee_held_out(wanted, TextEstimate(documents=100), is_judged=True)
+    assert line.startswith("Documents held out: 40.")
+    assert ("applies to new text only" in line) == bool(told) and (told or "") in line
+
+
+def test_a_split_that_no_source_can_be_in_is_refused_before_any_work(tmp_path: Path) -> None:
+    own = {"split": {"sources": {"text": "train", "more": "held_out"}}}
+    text = [source(tmp_path / name, name=name) for name in ("text", "more")]
+    wanted = settings(tmp_path, clean_corpus=own, raw_corpus={"sources": text})
+    with pytest.raises(UserError, match="assigns every source, and none to validation: the run"):
+        foresee_held_out(wanted, TextEstimate(held_out=200), is_judged=True)
+
+
+@pytest.mark.parametrize(
     ("section", "name"),
     [("exam", "facts"), ("exam", "placebo"), ("exam", "forms"), ("study", "facts")],
 )
@@ -649,6 +691,9 @@ def test_a_missing_file_of_facts_is_told_before_any_work(
     other.write_text("subject,relation,value\nVelora lamp,twon,Riga\n")
     with pytest.raises(UserError, match=r"`asked` for twon; did you mean `town`\? Relations .*"):
         preflight(settings(tmp_path, exam=chosen | {"facts": str(other)}))
+    other.write_text("subject,relation,value\nHollin lamp,town,Riga\nUlmar lamp,town,Riga\n")
+    with pytest.raises(UserError, match=r"other.csv, all of the relation town have the value"):
+        preflight(settings(tmp_path, exam=chosen | {"placebo": str(other)}))
     with pytest.raises(UserError, match=r"gone.csv: .*No such file"):
         preflight(settings(tmp_path, **{section: chosen | {name: f"{tmp_path}/gone.csv"}}))
     with pytest.raises(ValidationError, match="a local path is expected"):
