@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,7 +18,9 @@ from llm_assets.exam.questions import AnswerPair, exam_shares, find_exam, read_a
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.explain import Exposure, exposures, read_texts
 from llm_assets.tracing.training_text import runs_behind
+from recipes.evaluation.exam import CLOSED_BOOK
 from recipes.evaluation.settings import SCORES_NAME, Metric
+from recipes.evaluation.statistics import interval
 from spark_jobs.runtime.parquet import open_parts
 
 MOST_SHOWN = 8
@@ -59,6 +62,8 @@ class Knowledge:
     """The other one: `the base model` or `version 3`."""
     won: list[AnswerPair]
     lost: list[AnswerPair]
+    is_gain: bool
+    """Whether more was won than lost beyond what choosing by chance explains."""
     shares: list[tuple[str, float | None, float | None]]
     """Condition of the exam, and the shares of right answers before and after."""
     gains: list[DocumentGain]
@@ -135,10 +140,20 @@ def _learned(
         before="the base model" if is_base else f"version {before}",
         won=won,
         lost=[answer for answer in answers if answer.is_lost],
+        is_gain=_is_gain([answer for answer in answers if answer.task == CLOSED_BOOK]),
         shares=exam_shares(evaluation.stats, role),
         gains=_gains(evaluation, role, metric),
         unit=metric.unit,
     )
+
+
+def _is_gain(answers: Sequence[AnswerPair]) -> bool:
+    """By the interval that the evaluation gives of the base model."""
+    if not answers:
+        return False
+    differences = np.array([answer.after - answer.before for answer in answers])
+    facts = np.array([f"{one.question.get('subject')}\0{one.relation}" for one in answers])
+    return interval(differences, np.ones(len(answers)), facts).low > 0
 
 
 class NewText(NamedTuple):

@@ -11,12 +11,14 @@ from tests.llm_assets.registry.conftest import verdict
 @pytest.mark.parametrize(
     ("won", "lost", "told", "heading"),
     [
-        (1, 5, "It got 5 questions wrong that the base model got right", "answer to 1 question"),
+        (1, 5, "It got 5 questions wrong that the base model got right", "exam shows no gain"),
+        (7, 5, "right that the base model got wrong, which may be chance", "exam shows no gain"),
         (0, 1, "It got 1 question wrong that the base model got right", "was the last to serve"),
-        (3, 0, "", "the answer to 3 questions that"),
+        (30, 0, "What else it learned", "the answer to 30 questions that"),
+        (30, 5, "It got 5 questions wrong that the base model got right", "answer to 30 questions"),
     ],
 )
-def test_the_first_page_says_what_was_lost_however_little_was_won(
+def test_the_first_page_says_what_was_lost_and_whether_what_was_won_is_a_gain(
     small: SmallStore, won: int, lost: int, told: str, heading: str
 ) -> None:
     evaluation = small.examine(won, lost)
