@@ -113,7 +113,7 @@ def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | No
         clusters = np.array(base[task].clusters)
         return interval(differences, np.ones(len(differences)), clusters)
 
-    learnt, beyond = gain(CLOSED_BOOK), gain(RETRIEVAL)
+    learnt, beyond, reading = map(gain, (CLOSED_BOOK, RETRIEVAL, PASSAGE))
     facts = len(set(base[CLOSED_BOOK].clusters))
     reads = float(base[PASSAGE].values.mean()) >= READING
     suffices = facts >= FEWEST_FACTS and reads and not beyond.low > 0
@@ -122,11 +122,13 @@ def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | No
         "closed_book": learnt.figures(),
         "beyond_retrieval": beyond.figures(),
         "retrieval_suffices": suffices,
-        "sentence": _sentence(facts, learnt, beyond, reads),
+        "sentence": _sentence(facts, learnt, beyond, reading, reads),
     }
 
 
-def _sentence(facts: int, learnt: Interval, beyond: Interval, reads: bool) -> str:
+def _sentence(
+    facts: int, learnt: Interval, beyond: Interval, reading: Interval, reads: bool
+) -> str:
     if facts < FEWEST_FACTS:
         return f"An exam about {facts} facts decides nothing; ask about at least {FEWEST_FACTS}."
     closed = (
@@ -134,6 +136,8 @@ def _sentence(facts: int, learnt: Interval, beyond: Interval, reads: bool) -> st
         if learnt.low > 0
         else f"Closed book, no gain from training was shown: {_points(learnt)}."
     )
+    if reading.high < 0:
+        closed += f" With the right passage in its prompt, it lost: {_points(reading)}."
     if not reads:
         return f"{closed} The base model cannot read the passages, so retrieval is no rival to it."
     if beyond.low > 0:

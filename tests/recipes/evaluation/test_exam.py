@@ -77,6 +77,13 @@ def test_a_base_that_cannot_read_is_no_proof_for_retrieval() -> None:
     assert not judged["retrieval_suffices"] and "cannot read the passages" in judged["sentence"]
 
 
+@pytest.mark.parametrize(("passage", "is_told"), [(0.97, False), (0.5, True)])
+def test_a_model_that_reads_worse_than_its_base_is_told(passage: float, is_told: bool) -> None:
+    base = {CLOSED_BOOK: 0.25, RETRIEVAL: 0.6, PASSAGE: 0.97}
+    judged = judge(base, base | {CLOSED_BOOK: 0.7, PASSAGE: passage}, 0)
+    assert ("With the right passage in its prompt, it lost: -" in judged["sentence"]) == is_told
+
+
 def test_few_facts_decide_nothing() -> None:
     shares = {CLOSED_BOOK: 0.2, RETRIEVAL: 0.9, PASSAGE: 0.9}
     few = judge(shares, shares, 0, facts=5)
