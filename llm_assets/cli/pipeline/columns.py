@@ -6,26 +6,34 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import islice
+from pathlib import PurePath
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from artifacts.errors import shown_in_line
 from artifacts.settings import value_at
+from llm_assets.config import name_from
 from spark_jobs.read.document import EXAMPLES, Fault
 from spark_jobs.read.files.markup import MARKUP
 from spark_jobs.read.files.rows import PROSE_WORDS, json_records, table_rows
 from spark_jobs.read.files.streams import BadFile, Content, SourceChanged, decode, wide_encoding_of
 from spark_jobs.read.formats import TABLES, FormatName
 from spark_jobs.read.opened import hash64
-from spark_jobs.read.settings import Files, template_columns
+from spark_jobs.read.records import UnusableRow, take_example
+from spark_jobs.read.settings import ConversationColumns, Files, template_columns
 from spark_jobs.read.source_file import StoredFile
 
 BODIES = ("text", "content", "body", "article", "document", "markdown", "description")
 TITLES = ("title", "subject", "summary", "name", "headline", "heading")
 QUESTIONS = ("question", "prompt", "instruction", "query", "q")
 ANSWERS = ("answer", "response", "completion", "output", "reply", "a")
+EXAMPLES_SHARE, MOST_SOURCES = 0.5, 20
+"""Share of a folder's bytes from which on its conversations decide what is learned; and sources of
+them, one for each file where those of a format differ."""
 ROWS = 20
 """First ones of a file that are looked at."""
 SAMPLED_FILES = 1_000
@@ -96,6 +104,52 @@ def plan_columns(
             "learn to answer, set `recipe: fine_tuning` (llm-assets docs recipes)"
         )
     return settings, without, notes
+
+
+def plan_examples(source: Files, files: list[StoredFile]) -> list[dict[str, Any]]:
+    """Sources of the conversations, and questions with answers, that a folder mostly holds; none
+    where it holds more other text."""
+    sources: dict[str, dict[str, Any]] = {}
+    size = 0
+
+    def add(name: str, place: dict[str, Any], examples: dict[str, str]) -> None:
+        while name in sources:
+            name += "_"
+        values = {"type": "files", "name": name, **place, "examples": examples}
+        sources[name] = {**values, "on_bad_file": "quarantine"}
+
+    for form in TABLES:
+        tables = [file for file in files if file.format.name == form]
+        columns = [example_columns(_look(source, file)[0]) for file in tables[:SAMPLED_FILES]]
+        if columns and columns[0] and all(one == columns[0] for one in columns):
+            # The folder, so that a table that comes later is read, too.
+            add("chats", {"path": source.path, "formats": [form]}, columns[0])
+            size += sum(file.size for file in tables)
+            continue
+        for file, examples in zip(tables, columns, strict=False):
+            if examples:
+                name = name_from(PurePath(file.name).stem, "chats")
+                add(name, {"path": f"{source.path}/{file.name}"}, examples)
+                size += file.size
+    is_most = size >= EXAMPLES_SHARE * sum(file.size for file in files)
+    return list(sources.values()) if is_most and len(sources) <= MOST_SOURCES else []
+
+
+def example_columns(rows: list[dict[str, Any]]) -> dict[str, str] | None:
+    """The columns of the conversations that records are; None where most of them are none."""
+    key, value = text_columns(rows) or DEFAULT_COLUMN
+    lists = (name for row in rows for name, held in row.items() if isinstance(held, list))
+    examples = {"form": "conversations", "messages_column": next(lists, "messages")}
+    if key == "text_template" and value.startswith("Question: {"):
+        prompt, answer = template_columns(value)
+        examples = {"form": "conversations", "layout": "prompt_answer"}
+        examples |= {"prompt_column": prompt, "answer_column": answer}
+    columns, usable = ConversationColumns.model_validate(examples), 0
+    for row in rows:
+        with suppress(UnusableRow):
+            take_example(partial(value_at, row), columns)
+            usable += 1
+    return examples if rows and 2 * usable >= len(rows) else None
 
 
 def _look(source: Files, file: StoredFile) -> tuple[list[dict[str, Any]], str | None]:

