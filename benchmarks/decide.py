@@ -35,7 +35,7 @@ from benchmarks.harness import Check, at_most, record
 from benchmarks.memory import PeakMemory
 from benchmarks.synthetic_documents import DOCUMENTS_PER_PART, SyntheticPart
 from spark_jobs.clean.decide.by_spark import SparkDecider
-from spark_jobs.clean.decide.decider import DecidedDocuments, DecisionRun, write_duplicates
+from spark_jobs.clean.decide.decider import DecidedDocuments, DecisionRun, write_list
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
 from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.runtime.session import local_conf, local_session, prepare_environment
@@ -114,7 +114,7 @@ def measure(decider: str, documents: int) -> dict[str, Any]:
             outcome = InMemoryDecider(run, list(parts)).decide([])
         else:
             outcome = SparkDecider(run, list(parts), documents).decide([])
-        write_duplicates(run, outcome.duplicates, scratch)
+        write_list(run, outcome.duplicates, scratch, "duplicates")
         seconds = time.perf_counter() - began
         used = _processor_seconds() - processor
         digest = _digest(outcome, Path(scratch))

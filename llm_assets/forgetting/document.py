@@ -20,11 +20,11 @@ from llm_assets.registry.state import RegistryState
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from llm_assets.tracing.explain import Exposure, exposures
 from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, lessons_of
-from spark_jobs.clean.decide.decider import EXACT, NEAR
+from spark_jobs.clean.decide.decider import find_reason
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, UnknownDocument, explain_document
 from spark_jobs.read.document import DERIVED
-from spark_jobs.runtime.parquet import find_rows, open_parts, read_table
+from spark_jobs.runtime.parquet import open_parts, read_table
 
 _composed = partial(unicodedata.normalize, "NFC")
 
@@ -151,20 +151,13 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
 
 def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
     """Why no clean corpus has a document of this id; empty where the stages do not tell."""
+    if reason := find_reason(clean.url, identifier):
+        count = clean.stats["dropped"][reason]
+        told = f"{reason.replace('_', ' ')} ({count:,} in all)"
+        return f"{identifier!r} was read and left out by cleaning: {told}."
     raw = store.find_named("raw_corpus", clean.manifest.inputs.get("raw_corpus", ""))
     if raw is None:
         return ""
-    condition, columns = pc.field("id") == identifier, ["source", "text"]
-    for row in find_rows(raw.url, "raw_corpus", condition, columns, 1):
-        examples, counts = clean.stats.get("dropped_examples", {}), clean.stats["dropped"]
-        known = [why for why in counts for one in examples.get(why, ()) if one["id"] == identifier]
-        # The corpus knows all of its copies.
-        likely = known or [why for why in counts if why not in (EXACT, NEAR)]
-        told = ", ".join(f"{why.replace('_', ' ')} ({counts[why]:,} in all)" for why in likely)
-        return (
-            f"{identifier!r} was read (source {row['source']}, {len(row['text']):,} characters) "
-            f"and left out by cleaning{'' if known else ' for one of these reasons'}: {told}."
-        )
     faults = [fault for fault in raw.stats.get("faults", ()) if is_about(fault, [identifier])]
     typed, unread = _composed(identifier), raw.stats.get("unread_examples", {}).items()
     told = f"{identifier!r} was not read"

@@ -37,7 +37,7 @@ from spark_jobs.clean.decide.decider import (
     DecisionRun,
     Example,
     find_duplicates,
-    write_duplicates,
+    write_list,
 )
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
 from spark_jobs.clean.forgotten import (
@@ -66,7 +66,7 @@ from spark_jobs.runtime.tasks import JobRun, map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 from spark_jobs.text import text_hash
 
-CODE_VERSION = "22"
+CODE_VERSION = "23"
 EXAMPLE_CHARACTERS = 160
 
 
@@ -100,8 +100,9 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
     """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
     Beside the parts, `duplicates-NNNNN.parquet` list every copy that was dropped and why
-    (`spark_jobs.clean.decide.decider.DUPLICATE_SCHEMA`), and `similar_to_forgotten.parquet` what
-    was left out since it holds forgotten text (`spark_jobs.clean.forgotten.SIMILAR_SCHEMA`).
+    (`spark_jobs.clean.decide.decider.DUPLICATE_SCHEMA`), `similar_to_forgotten.parquet` what was
+    left out since it holds forgotten text (`spark_jobs.clean.forgotten.SIMILAR_SCHEMA`), and
+    `dropped-NNNNN.parquet` the other documents that were dropped (`decider.DROPPED_SCHEMA`).
 
     Returns:
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
@@ -311,7 +312,7 @@ def _nothing_left(dropped: dict[str, int], settings: CleanCorpusSettings) -> Use
 def _write(
     run: DecisionRun, outcome: DecidedDocuments, parts: list[PreparedPart], output: str
 ) -> dict[str, dict[str, int]]:
-    """Write the documents that stay, the list of the dropped copies, and the record.
+    """Write the documents that stay, the lists of those that were dropped, and the record.
 
     Returns:
         Each classifier's name to its labels to documents.
@@ -322,7 +323,8 @@ def _write(
     key = writing_key(classifiers)
     write = partial(write_part, classifiers=classifiers, output=output, key=key, cache=run.cache)
     records = map_tasks(run.spark, "writing clean text", items, write, run.report)
-    write_duplicates(run, outcome.duplicates, output)
+    write_list(run, outcome.duplicates, output, "duplicates")
+    write_list(run, outcome.dropped, output, "dropped")
     if run.history:
         write_past(run, run.history, outcome.left, f"{output}/{PAST_FOLDER}")
     labels = {classifier.name: Counter[str]() for classifier in classifiers}
@@ -353,8 +355,7 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
 
     Texts that are not ASCII come first, since repair and normalization change no others. For copies
     only whether they have a fault is compared. Documents whose fate depends on other text are
-    skipped: what is forgotten or holds such text, and what may be one of many texts of a template,
-    which are not on record.
+    skipped: what is forgotten or holds such text, and what may be one of many texts of a template.
     """
     settings = spec.settings
     raw = parquet.spread(

@@ -146,10 +146,11 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(clean: Clean, tmp_pa
     original = " ".join(f"word{number}" for number in range(120))
     copy = original.replace("word60", "changed") + " appendix"
 
-    stats = clean([("a", original), ("b", copy), ("c", original.upper()), ("d", "z " * 60)])
+    others = [("c", original.upper()), ("d", "z " * 60), ("e", "z")]
+    stats = clean([("a", original), ("b", copy), *others])
 
     assert clean_documents(tmp_path / "clean").keys() == {"b", "d"}
-    assert stats["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1}
+    assert stats["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1, "too_short": 1}
     assert stats["cluster_sizes"] == {"1": 1, "3": 1}
     listed = pq.read_table(tmp_path / "clean" / "duplicates-00000.parquet").to_pylist()
     assert [(row["id"], row["survivor"], row["reason"], row["neighbor"]) for row in listed] == [
@@ -157,6 +158,8 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(clean: Clean, tmp_pa
         ("c", "b", "exact_duplicate", "a"),
     ]
     assert 0.8 <= listed[0]["similarity"] < 1 == listed[1]["similarity"]
+    dropped = pq.read_table(tmp_path / "clean" / "dropped-00000.parquet").to_pylist()
+    assert dropped == [{"id": "e", "reason": "too_short"}]
     cluster = min(text_hash(fold(text)) for text in (original, copy))
     assert {row["cluster"] for row in listed} == {cluster}
     assert clean_documents(tmp_path / "clean")["b"]["cluster"] == cluster

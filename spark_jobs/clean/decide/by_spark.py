@@ -106,6 +106,12 @@ class SparkDecider(decider.Decider):
             stay=work.by_part(decided, decider.DECIDED_SCHEMA, "bringing decisions to parts"),
             left=self._not_among(stay),
             duplicates=work.in_order(copies, "id", DUPLICATE_SCHEMA),
+            dropped=work.in_order(
+                # Where there is no reason, this is null, which is not true.
+                fates.where(~F.col("reason").isin(*decider.LISTED_ELSEWHERE)),
+                "id",
+                decider.DROPPED_SCHEMA,
+            ),
             fates=counted,
             slices=work.collect(slices, "counting splits"),
             lengths=self._histogram(

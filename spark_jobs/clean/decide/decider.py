@@ -123,6 +123,8 @@ class DecidedDocuments:
     """Rows of the record that no document which stays has, by the number of the record's part."""
     duplicates: PartRows
     """Rows of `DUPLICATE_SCHEMA`, numbered in the order of their ids."""
+    dropped: PartRows
+    """Rows of `DROPPED_SCHEMA`, numbered in the same way."""
     fates: list[dict[str, Any]]
     """`documents`, `bytes` and `repaired` by `reason` (None: stays) and `source`; those that have
     left the sources are not counted."""
@@ -185,28 +187,43 @@ DUPLICATE_SCHEMA = pa.schema(
 """A dropped copy: the document kept in its place, and the most similar document that was compared
 with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
 
+DROPPED_SCHEMA = pa.schema([("id", pa.string()), ("reason", pa.string())])
+"""A document that was dropped, and is neither a copy nor left out for forgotten text."""
+LISTED_ELSEWHERE = (EXACT, NEAR, FORGOTTEN, SIMILAR)
+"""Reasons of what is in other lists."""
+
 ROWS_IN_FILE = 500_000
 """Rows of a list's file, which the task that writes it holds in memory."""
 
 
-def write_duplicates(run: JobRun, copies: parquet.PartRows, folder: str) -> None:
-    """Write the list as `duplicates-NNNNN.parquet`, one file per task.
+def write_list(run: JobRun, rows: parquet.PartRows, folder: str, name: str) -> None:
+    """Write a list as `NAME-NNNNN.parquet`, one file per task.
 
     Args:
-        copies: rows of `DUPLICATE_SCHEMA`; their numbers give the order, which is that of the ids.
+        rows: their numbers give the order, which is that of the ids.
     """
-    groups = list(enumerate(copies.groups(ROWS_IN_FILE)))
-    map_tasks(run.spark, "listing copies", groups, partial(_write_file, folder=folder), run.report)
+    groups = list(enumerate(rows.groups(ROWS_IN_FILE)))
+    write = partial(_write_file, url=f"{folder}/{name}")
+    map_tasks(run.spark, f"listing {name}", groups, write, run.report)
 
 
 def _write_file(
-    group: tuple[int, list[tuple[int, parquet.RowLocation, int, int]]], folder: str
+    group: tuple[int, list[tuple[int, parquet.RowLocation, int, int]]], url: str
 ) -> dict[str, Any]:
     number, pieces = group
     batches = [place.read().slice(first, last - first) for _, place, first, last in pieces]
-    copies = pa.Table.from_batches(batches, DUPLICATE_SCHEMA).combine_chunks()
-    parquet.write_table(f"{folder}/duplicates-{number:05d}.parquet", copies)
+    rows = pa.Table.from_batches(batches).combine_chunks()
+    parquet.write_table(f"{url}-{number:05d}.parquet", rows)
     return {}
+
+
+def find_reason(clean_corpus: str, identifier: str) -> str | None:
+    """Why a document was dropped, unless it is in another list, as that of copies."""
+    for url in parquet.list_files(clean_corpus, "dropped-*.parquet"):
+        dropped = parquet.read_table(url)
+        for reason in dropped["reason"].filter(pc.equal(dropped["id"], identifier)).to_pylist():
+            return str(reason)
+    return None
 
 
 def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Table:

@@ -145,6 +145,8 @@ class InMemoryDecider(decider.Decider):
         fates = present.group_by(["reason", "source"]).aggregate(
             [("bytes", "count"), ("bytes", "sum"), ("repaired", "sum")]
         )
+        is_elsewhere = pc.is_in(present["reason"], pa.array([None, *decider.LISTED_ELSEWHERE]))
+        dropped = present.filter(pc.invert(is_elsewhere)).select(decider.DROPPED_SCHEMA.names)
         numbers = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
         # All but `row`, which `split_rows` adds.
         rows = documents.select(decider.DECIDED_SCHEMA.names[1:]).take(pa.array(numbers))
@@ -156,11 +158,8 @@ class InMemoryDecider(decider.Decider):
                 split_rows(numbers, prepared.offsets, rows),
             ),
             left=self._not_among(stay["text_hash"]),
-            duplicates=write_part_rows(
-                run.scratch,
-                DUPLICATE_SCHEMA,
-                enumerate(decided.duplicates.combine_chunks().to_batches()),
-            ),
+            duplicates=self._write(decided.duplicates),
+            dropped=self._write(dropped.sort_by("id")),
             fates=fates.rename_columns(
                 ["reason", "source", "documents", "bytes", "repaired"]
             ).to_pylist(),
@@ -175,6 +174,10 @@ class InMemoryDecider(decider.Decider):
             candidates=near.candidates,
             verified=near.verified,
         )
+
+    def _write(self, rows: pa.Table) -> PartRows:
+        batches = enumerate(rows.combine_chunks().to_batches())
+        return write_part_rows(self._run.scratch, rows.schema, batches)
 
     def _find_near(self, prepared: PreparedParts, documents: np.ndarray) -> NearDuplicates:
         """Cluster the near-copies among distinct texts, numbered by their places."""

@@ -7,7 +7,6 @@ from unicodedata import normalize
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import UserError
@@ -18,6 +17,7 @@ from llm_assets.cli.session import Session
 from llm_assets.cli.text.forget_plan import ForgetPlan, find_documents, tell_plan
 from llm_assets.forgetting.document import find_document
 from llm_assets.forgetting.forgotten_list import ForgottenDocument, add_to_list
+from spark_jobs.runtime.parquet import to_parquet
 from tests.llm_assets.board.conftest import SmallStore, board_of, client_of, page_of
 
 BEFORE, NOW = "The valve opens at four bar.", "The valve opens at six bar."
@@ -55,7 +55,7 @@ def test_a_listing_tells_a_documents_earlier_text_from_its_present_one(small: Sm
         for text in (NOW, BEFORE)
     ]
     said: list[str] = []
-    tell_plan(session_of(small), ForgetPlan(entries), said.append)
+    tell_plan(session_of(small), ForgetPlan(entries), True, said.append)
     assert said[0] == "valve (manual): never trained on"
     (earlier,) = said[1:]
     assert earlier.startswith("  an earlier text of it (manual): trained on by version 1 at step 3")
@@ -109,8 +109,7 @@ def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        ("short", r"\(source manual, 6 characters\) and left out by .*: too short \(1 in all\)\.$"),
-        ("manual/0", r"for one of these reasons: too short \(1 in all\), template \(2 in all\)\.$"),
+        ("short", r"^'short' was read and left out by cleaning: too short \(3 in all\)\.$"),
         ("pay.pdf", "text/pay.pdf cannot be read as pdf"),
         ("pay", "has no document 'pay'"),
         ("plan.dwg", r"^'plan.dwg' was not read \(.dwg\)\.$"),
@@ -122,8 +121,6 @@ def test_a_document_that_no_corpus_has_says_where_it_was_left_out(
     small: SmallStore, document: str, told: str
 ) -> None:
     def build(draft: Draft) -> None:
-        rows = {"id": ["short", "manual/0"], "text": ["A lid.", BEFORE], "source": ["manual"] * 2}
-        pq.write_table(pa.table(rows), draft.path / "part-00000.parquet")
         draft.stats |= {
             "sources": {},
             "faults": ["text/pay.pdf cannot be read as pdf (it is encrypted)."],
@@ -134,9 +131,9 @@ def test_a_document_that_no_corpus_has_says_where_it_was_left_out(
 
     raw = small.make("raw_corpus", "1", build)
     clean = small.clean("1", {"other": "x"}, raw_corpus=raw.fingerprint)
-    short = {"dropped_examples": {"too_short": [{"id": "short", "text": "A lid."}]}}
-    counts = {"dropped": {"near_duplicate": 3, "too_short": 1, "template": 2}}
-    rewrite(clean, [], clean.stats | short | counts, "a test wants it")
+    listed = to_parquet(pa.table({"id": ["short"], "reason": ["too_short"]}))
+    stats = clean.stats | {"dropped": {"too_short": 3}}
+    rewrite(clean, [("dropped-00000.parquet", listed)], stats, "a test wants it")
     with pytest.raises(UserError, match=told):
         find_document(small.record, small.registry.state(), document)
     shown = " ".join(page_of(small, "/text").split())
