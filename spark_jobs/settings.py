@@ -45,7 +45,8 @@ class DecontaminationSettings(Settings):
     maximum_overlap: float = Field(default=0.5, ge=0, le=1)
     """Maximum share of a document's n-grams that may appear in evaluation text, and of a single
     evaluation text's n-grams that may appear in the document. Overlaps below 0.5 are mostly set
-    phrases and parameter lists. 1 turns the check off, except for text to replay."""
+    phrases and parameter lists. N-grams of more than five held-out texts count for none: they are
+    wording of the whole corpus. 1 turns the check off, except for text to replay."""
 
 
 class ClassifierSettings(Settings):

@@ -90,6 +90,13 @@ class NGrams:
         """Where each different n-gram begins, and the end."""
         return np.append(np.flatnonzero(run_starts(self.hashes)), len(self.hashes))
 
+    def without_common(self, most_texts: int) -> "NGrams":
+        """The same texts without n-grams that more of them have."""
+        counts = np.diff(self._starts)
+        kept = np.repeat(counts <= most_texts, counts)
+        texts = self.texts[kept]
+        return NGrams(self.hashes[kept], texts, np.bincount(texts, minlength=len(self.sizes)))
+
     def text_keys(self) -> np.ndarray:
         """A hash of each text's n-grams: uint64, shape (texts,)."""
         keys = np.zeros(len(self.sizes), np.uint64)
@@ -125,6 +132,12 @@ class NGrams:
             # Without a limit to the texts of an n-gram: of very many forgotten texts that are
             # alike, each has to be found.
             yield self._count(hashes[start:end], documents[start:end], len(self.sizes))
+
+    def holders(self, shingles: Shingles) -> np.ndarray:
+        """In how many documents each different n-gram is: int64, in the order of `lookup`."""
+        held = self.lookup.find(shingles.hashes)
+        hashes, _ = _each_once(shingles.hashes[held], _owners(shingles)[held])
+        return np.bincount(self.lookup.place(hashes), minlength=len(self.lookup.ordered))
 
     def _count(
         self, hashes: np.ndarray, documents: np.ndarray, most_texts: int

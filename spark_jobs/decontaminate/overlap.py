@@ -174,6 +174,9 @@ def _changed_ngrams(folder: str, earlier: str, references: str) -> Lookup | None
     return Lookup(sorted_unique(np.concatenate(hashes)))
 
 
+COMMON_HELD_OUT = 5
+"""An n-gram in more held-out texts than this, none of which is a near-copy of another, is wording
+of the whole corpus, such as a standard answer, which new text has as well. It counts for none."""
 BYTES_PER_WORD = 6
 """Of text, including the space; a text has nearly as many n-grams as words."""
 REFERENCE_SCHEMA = pa.schema([("ngram", pa.int64()), ("text", pa.int64()), ("size", pa.int64())])
@@ -191,7 +194,8 @@ text, with every text that has them. Others among them change no overlap."""
 
 
 ReferenceTexts = Part | str
-"""A part with held-out documents, or the URL of n-grams of evaluation texts (`save_ngrams`)."""
+"""A part with held-out documents, or the URL of n-grams of evaluation texts (`save_ngrams`); these
+come last."""
 
 
 def send_references(
@@ -200,7 +204,10 @@ def send_references(
     """Gather the n-grams on the driver, and write them for all tasks."""
     gather = partial(_save, overlaps=overlaps, folder=f"{run.scratch}/{uuid.uuid4().hex}")
     records = map_tasks(run.spark, "reading held-out texts", sources, gather, run.report)
-    ngrams = join_ngrams(load_ngrams(record["url"]) for record in records)
+    groups = [load_ngrams(record["url"]) for record in records]
+    own = [group for group, source in zip(groups, sources, strict=True) if isinstance(source, Part)]
+    others = groups[len(own) :]
+    ngrams = join_ngrams([join_ngrams(own).without_common(COMMON_HELD_OUT), *others])
     url = save_ngrams(run.scratch, ngrams)
     overlaps.remember(url)
     # All of them for every part: they lie in one file, which a worker reads only once.
@@ -230,6 +237,8 @@ def join_references(
     work = Work(run.spark, text_bytes // BYTES_PER_WORD, run.scratch, run.report)
     references = work.over_parts(sources, partial(_list, overlaps=overlaps), REFERENCE_SCHEMA)
     held = work.over_parts(parts, partial(_list_held, overlaps=overlaps), HELD_SCHEMA)
+    own = sum(isinstance(source, Part) for source in sources)
+    references = _without_common(references, own * _TEXTS_IN_SOURCE)
     held_references = held.join(_without_set_phrases(work, references), "ngram")
     places = work.by_part(held_references, REFERENCE_SCHEMA, "finding held-out n-grams").places
     return partial(_joined, places=places)
@@ -247,6 +256,16 @@ def _list_held(number: int, part: Part, overlaps: PartOverlaps) -> pa.Table:
     hashes = overlaps.training_ngrams(part).view(np.int64)
     columns = [pa.array(hashes), pa.array(np.full(len(hashes), number))]
     return pa.Table.from_arrays(columns, schema=HELD_SCHEMA)
+
+
+def _without_common(references: DataFrame, own: int) -> DataFrame:
+    """The rows without common n-grams of held-out texts, whose numbers are below `own`."""
+    held_out = references.where(F.col("text") < own)
+    common = held_out.groupBy("ngram").count().where(F.col("count") > COMMON_HELD_OUT)
+    left = held_out.join(common, "ngram", "left_anti").drop("size")
+    sizes = left.groupBy("text").agg(F.count("*").alias("size"))
+    left = left.join(sizes, "text").select(*REFERENCE_SCHEMA.names)
+    return left.union(references.where(F.col("text") >= own))
 
 
 def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:

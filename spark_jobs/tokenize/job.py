@@ -64,7 +64,7 @@ from spark_jobs.tokenize.tokenizer import (
     template_used,
 )
 
-CODE_VERSION = "12"
+CODE_VERSION = "13"
 CARD_NAME = "README.md"
 
 PACKING_OF: dict[Form, str] = {

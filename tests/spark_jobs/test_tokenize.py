@@ -12,6 +12,7 @@ from artifacts.errors import UserError
 from artifacts.examples import write_example
 from artifacts.shards.format import SPLITS, ShardStats, Split
 from artifacts.shards.shard_set import ShardSet
+from spark_jobs.decontaminate.overlap import COMMON_HELD_OUT
 from spark_jobs.settings import (
     DecontaminationSettings,
     ExampleSettings,
@@ -255,3 +256,21 @@ def test_training_text_that_repeats_held_out_text_is_left_out_and_listed(
     (listed,) = pq.read_table(tmp_path / "shards" / "overlaps_held_out-00000.parquet").to_pylist()
     assert listed["id"] == "manual/120" and listed["overlap"] > 0.7
     assert "manual/120" not in documents_in(tmp_path / "shards", stats, "train")
+
+
+def test_wording_that_many_held_out_texts_have_is_no_reason_to_leave_training_text_out(
+    spark: SparkSession, model_folder: Path, tmp_path: Path
+) -> None:
+    """Two thirds of each ticket are the standard answer, which the next ticket has as well."""
+    answer = " ".join(f"answer{m}" for m in range(60))
+    texts = [" ".join([*(f"word{n}x{m}" for m in range(30)), answer]) for n in range(200)]
+    held_out = [split_of(text_hash(text), SPLIT) == "held_out" for text in texts]
+    texts[held_out.index(True)], texts[0] = texts[0], texts[held_out.index(True)]
+    quoting = f"{' '.join(texts[0].split()[:30])} was asked"
+    assert sum(held_out) > COMMON_HELD_OUT and split_of(text_hash(quoting), SPLIT) == "train"
+    clean = write_clean(tmp_path / "clean", [*texts, quoting])
+    settings = SETTINGS.model_copy(update={"decontamination": DecontaminationSettings()})
+
+    stats = run(spark, clean, model_folder, tmp_path / "shards", settings)
+
+    assert stats["removed_as_overlapping_held_out"] == {"train": 1}, "the quotation of a question"
