@@ -12,7 +12,8 @@ import fnmatch
 import hashlib
 import json
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,11 @@ from spark_jobs.clean.forgotten import (
     METHOD,
     SIMILAR_SCHEMA,
     SIMILARITY,
-    ForgottenText,
-    Signatures,
     find_similar,
     read_signatures,
 )
 from spark_jobs.clean.history import read_history
+from spark_jobs.runtime.parquet import Part
 from spark_jobs.runtime.tasks import JobRun
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -204,33 +204,24 @@ def find_doubtful(
     return doubtful
 
 
-def search_corpora(
-    store: Store,
-    corpora: Sequence[Artifact],
-    texts: Sequence[ForgottenText],
-    signatures: Signatures,
-    report: Report,
-) -> pa.Table:
-    """The documents, and texts on record, that hold one: rows of `forgotten.SIMILAR_SCHEMA`."""
+@contextmanager
+def searching(
+    store: Store, corpora: Sequence[Artifact], report: Report
+) -> Iterator[tuple[JobRun, list[Part]]]:
+    """A run of Spark on this machine, and the parts of corpora with the texts on record."""
     from spark_jobs.runtime.session import end_local_session, local_session
 
     parts = [
         part for corpus in corpora if (read := read_history(corpus.url)) for part in read.parts
     ]
-    if not texts or not parts:
-        return SIMILAR_SCHEMA.empty_table()
     if store.is_local:
         # Checked here once: each of Spark's tasks would report the same fault.
         files.need_writable(Path(store.cache))
-    spark = local_session()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            run = JobRun(spark, report, scratch, store.cache)
-            matches = find_similar(run, parts, texts, signatures)
+            yield JobRun(local_session(), report, scratch, store.cache), parts
     finally:
         end_local_session()
-    # The same document may be in several corpora.
-    return matches.group_by(SIMILAR_SCHEMA.names).aggregate([]).sort_by("id")
 
 
 def search_again(
@@ -259,8 +250,13 @@ def search_again(
         for corpus in made_by(record, state, kind)
         if erased or corpus.manifest.created_at > since
     ]
-    signatures = read_signatures(cleaning.signatures) if searched_texts else {}
-    matches = search_corpora(record.store, corpora, searched_texts, signatures, report)
+    matches = SIMILAR_SCHEMA.empty_table()
+    if searched_texts and corpora:
+        signatures = read_signatures(cleaning.signatures)
+        with searching(record.store, corpora, report) as (run, parts):
+            matches = find_similar(run, parts, searched_texts, signatures)
+    # The same document may be in several corpora.
+    matches = matches.group_by(SIMILAR_SCHEMA.names).aggregate([]).sort_by("id")
     search = Search(
         texts=[text.text_hash for text in searched_texts],
         corpora=[corpus.fingerprint for corpus in corpora],

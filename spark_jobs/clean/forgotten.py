@@ -8,6 +8,7 @@ signature reveals to whoever holds it.
 
 import hashlib
 import io
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -49,10 +50,15 @@ FEWEST_NGRAMS = 3
 MOST_SIMILAR = 20
 """Maximum number of documents that are left out for one text; if more hold it, it may be a license
 or boilerplate, and a person decides."""
+COMMON_DOCUMENTS = 5
+"""An n-gram that more other documents hold than this is wording that many share, such as a standard
+answer. It does not tell a text from others, so a signature leaves it out. Few enough that a thread
+of mail in which each quotes the first one is rarely taken for that."""
 METHOD = (
     f"every {NGRAM_SIZE}th n-gram of {NGRAM_SIZE} words of a text (folded, 32 bits of its hash) "
-    "was looked up among all of a document; it holds the text where it has at least the stated "
-    "share of them, or is made of them by that share"
+    "was looked up among all of a document, without those that more than "
+    f"{COMMON_DOCUMENTS} other documents held when it was forgotten; it holds the text where it "
+    "has at least the stated share of them, or is made of them by that share"
 )
 """The method, as a certificate describes it."""
 
@@ -175,6 +181,48 @@ def find_similar(
     rows = [row for record in records for row in record["rows"]]
     named = [row | {"forgotten": texts[row["forgotten"]].id} for row in rows]
     return pa.Table.from_pylist(named, SIMILAR_SCHEMA)
+
+
+def without_common(
+    run: JobRun, parts: Sequence[Part], signatures: Signatures
+) -> tuple[Signatures, dict[str, int]]:
+    """Signatures of texts without what many other documents of a corpus hold, too.
+
+    Returns:
+        The signatures, and of each text that shares such wording, in how many documents the most
+        common n-gram of it is.
+    """
+    references = as_references(list(signatures.values()))
+    url = save_ngrams(run.scratch, references)
+    work = partial(_count_holders, references=url, own=frozenset(signatures), scratch=run.scratch)
+    records = map_tasks(run.spark, "looking for common text", parts, work, run.report)
+    different = references.lookup.ordered
+    holders = np.zeros(len(different), np.int64)
+    for record in records:
+        holders += np.frombuffer(files.read(record["url"]), np.int64)
+    is_common = holders > COMMON_DOCUMENTS
+    peculiar = {
+        text: ngrams[~np.isin(ngrams, different[is_common])] for text, ngrams in signatures.items()
+    }
+    most = {
+        text: int(holders[np.searchsorted(different, ngrams)].max())
+        for text, ngrams in signatures.items()
+        if len(peculiar[text]) < len(ngrams)
+    }
+    return peculiar, most
+
+
+def _count_holders(
+    part: Part, references: str, own: frozenset[str], scratch: str
+) -> dict[str, Any]:
+    """How many documents of a part, other than those with these texts, hold each n-gram."""
+    documents = part.read(["text_hash", "text"])
+    is_own = pc.is_in(documents["text_hash"], pa.array(sorted(own), pa.string()))
+    others = documents["text"].filter(pc.invert(is_own)).to_pylist()
+    url = f"{scratch}/holders-{uuid.uuid4().hex}"
+    # In a file, since tasks return only small records.
+    files.write(url, load_ngrams(references).holders(_ngrams(others)).tobytes(), sync=False)
+    return {"url": url}
 
 
 def read_similar(clean_corpus: str) -> pa.Table:

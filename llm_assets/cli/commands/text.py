@@ -75,9 +75,10 @@ def forget(
 
     Lists the documents, other documents that contain their text, and what was trained on them;
     --yes forgets them. No later corpus contains them or, unless you choose --similar keep,
-    documents with at least half of their text. If the wanted version was trained on them, its
-    training is repeated without them, from the last saved checkpoint that had not read any, or else
-    from the beginning. Every version that was trained on them is withdrawn.
+    documents with at least half of their text; wording that many documents share does not count. If
+    the wanted version was trained on them, its training is repeated without them, from the last
+    saved checkpoint that had not read any, or else from the beginning. Every version that was
+    trained on them is withdrawn.
 
     \b
     Examples:

@@ -13,7 +13,7 @@ from artifacts.progress import Report
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Artifact
 from llm_assets.cli.session import Session
-from llm_assets.forgetting.certificate import search_corpora
+from llm_assets.forgetting.certificate import searching
 from llm_assets.forgetting.document import ids_as_stored
 from llm_assets.forgetting.erase import find_derived
 from llm_assets.forgetting.forgotten_list import (
@@ -22,6 +22,7 @@ from llm_assets.forgetting.forgotten_list import (
     Similar,
     read_list,
 )
+from llm_assets.tracing.dropped import compare
 from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.training_text import all_runs
 from spark_jobs.clean.decide.decider import EXACT, find_duplicates
@@ -31,7 +32,9 @@ from spark_jobs.clean.forgotten import (
     NGRAM_SIZE,
     ForgottenText,
     Signatures,
+    find_similar,
     sign,
+    without_common,
 )
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_rows
@@ -40,6 +43,8 @@ from spark_jobs.read.document import document_of, is_row_number
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
 from spark_jobs.text import fold, text_hash
 
+QUOTED = 80
+"""Characters that are shown of what two texts have in common."""
 DROPPED = "dropped"
 """The split of a text that is in no corpus."""
 
@@ -57,6 +62,10 @@ class ForgetPlan:
     """Split of each text, by its hash, without texts that were forgotten before."""
     signatures: Signatures = field(default_factory=dict)
     """Of the texts that are new on the list."""
+    shared: dict[str, int] = field(default_factory=dict)
+    """Of texts with wording that many documents have, in how many the most common of it is."""
+    quoted: dict[str, str] = field(default_factory=dict)
+    """What other documents, by the hashes of their texts, have in common with a text."""
     undecided: list[str] = field(default_factory=list)
     """Why a person has to decide about documents that contain a text."""
 
@@ -117,25 +126,38 @@ def make_plan(
     plan.splits = {row["text_hash"]: row["split"] for row in named_rows}
 
     derived: Rows = dict(find_derived(record, state, {*documents, *survivor_of}))
-    derived_rows = [row for texts in derived.values() for row in texts]
-    # Short texts are in many documents, so only a person has those dropped that hold one.
-    fewest = 0 if similar == "drop" else FEWEST_NGRAMS
-    plan.signatures = {**_sign(named_rows, fewest), **_sign(derived_rows, FEWEST_NGRAMS)}
+    texts_of = [*named_rows, *(row for texts in derived.values() for row in texts)]
+    signatures = sign({row["text_hash"]: row["text"] for row in texts_of})
     holders: Rows = defaultdict(list)
-    signed = [
-        ForgottenText(id=row["id"], text_hash=row["text_hash"])
-        for row in [*named_rows, *derived_rows]
-        if row["text_hash"] in plan.signatures
-    ]
-    for row in search_corpora(record.store, [clean], signed, plan.signatures, report).to_pylist():
-        document = document_of(row["forgotten"])
-        # Others than those of the plan itself.
-        if row["text_hash"] not in plan.splits:
-            holders[survivor_of.get(document, document)].append(row)
+    if signatures:
+        with searching(record.store, [clean], report) as (run, parts):
+            if similar != "drop":
+                signatures, plan.shared = without_common(run, parts, signatures)
+            # Short texts are in many documents, so only a person has those dropped that hold one.
+            short = plan.splits.keys() if similar == "drop" else ()
+            plan.signatures = {
+                text: ngrams
+                for text, ngrams in signatures.items()
+                if len(ngrams) >= FEWEST_NGRAMS or text in short
+            }
+            signed = [
+                ForgottenText(id=row["id"], text_hash=row["text_hash"])
+                for row in texts_of
+                if row["text_hash"] in plan.signatures
+            ]
+            matches = find_similar(run, parts, signed, plan.signatures).sort_by("id")
+        for row in matches.to_pylist():
+            document = document_of(row["forgotten"])
+            # Others than those of the plan itself.
+            if row["text_hash"] not in plan.splits:
+                holders[survivor_of.get(document, document)].append(row)
+    plan.quoted = _quote(clean, holders, {row["id"]: row["text"] for row in texts_of})
     holding = [row["id"] for rows in holders.values() for row in rows]
     # What was made from a document that holds the text may hold it as well.
     derived |= find_derived(record, state, holding)
-    plan.signatures |= _sign([row for name in holding for row in derived[name]], FEWEST_NGRAMS)
+    made = sign({row["text_hash"]: row["text"] for name in holding for row in derived[name]})
+    made = {text: own for text, own in made.items() if len(own) >= FEWEST_NGRAMS}
+    plan.signatures = {**plan.signatures, **made}
 
     numbering = {*session.settings.raw_corpus.numbered_sources}
     for document, texts in documents.items():
@@ -158,10 +180,12 @@ def make_plan(
                 f"{count:,} other documents contain text of {document}, which may be boilerplate"
             )
         # A short text that was dropped raises no question: it is in no corpus to compare with.
-        elif texts[0]["split"] != DROPPED and not _sign(texts, FEWEST_NGRAMS):
+        elif texts[0]["split"] != DROPPED and texts[0]["text_hash"] not in plan.signatures:
+            most = plan.shared.get(texts[0]["text_hash"])
+            apart = f", apart from wording that {most:,} other documents have," if most else ""
             plan.undecided.append(
-                f"{document} has fewer than {words} words, too few to distinguish it from other "
-                "text"
+                f"{document} has{apart} fewer than {words} words, too few to distinguish it from "
+                "other text"
             )
     return plan
 
@@ -252,10 +276,19 @@ def _look_up(
     return documents
 
 
-def _sign(rows: Sequence[Row], fewest: int) -> Signatures:
-    """The signatures of those texts that have at least `fewest` n-grams."""
-    signatures = sign({row["text_hash"]: row["text"] for row in rows})
-    return {text: signature for text, signature in signatures.items() if len(signature) >= fewest}
+def _quote(clean: Artifact, holders: Rows, texts: Mapping[str, str]) -> dict[str, str]:
+    """The longest stretch that the text of each holder, by its hash, has in common with the text
+    that it is found by."""
+    found = {row["text_hash"]: row["forgotten"] for rows in holders.values() for row in rows}
+    columns = ["text_hash", "text"]
+    record = open_parts([clean.url, f"{clean.url}/{PAST_FOLDER}"], columns)
+    quoted = {}
+    is_holder = pc.field("text_hash").isin(pa.array([*found], pa.string()))
+    for row in record.to_table(columns, is_holder).to_pylist():
+        stretches, _ = compare(row["text"], texts[found[row["text_hash"]]])
+        common = [words for words, is_common in stretches or () if is_common]
+        quoted[row["text_hash"]] = shown_in_line(" ".join(max(common, key=len, default="").split()))
+    return quoted
 
 
 def _entry(
@@ -276,8 +309,8 @@ def _entry(
     return ForgottenDocument.model_validate(values | own)
 
 
-def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
-    """A line for each document: what it was to the versions, or with which it goes."""
+def tell_plan(session: Session, plan: ForgetPlan, quoting: bool, report: Report) -> None:
+    """A line for each document: what it was to the versions, or with which it goes, and why."""
     runs = all_runs(session.record.store, session.registry.state())
     texts = [
         entry.model_dump() | {"split": plan.splits.get(entry.text_hash, "")}
@@ -297,12 +330,20 @@ def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
         elif entry.survivor and entry.similarity is None:
             report(f"  with it, a text made from it: {exposure}")
         elif entry.survivor:
-            report(f"  with it, a document with its text ({entry.similarity:.0%}): {exposure}")
+            words = plan.quoted.get(entry.text_hash or "", "")[:QUOTED] if quoting else ""
+            why = f"{entry.similarity:.0%}{f', such as {words!r}' if words else ''}"
+            report(f"  with it, a document with its text ({why}): {exposure}")
         elif name in listed:
             # A corpus has a document's present text before those of its record.
             report(f"  an earlier text of it {exposure.without_id}")
         else:
             listed.add(name)
             report(str(exposure))
+            if most := plan.shared.get(entry.text_hash or ""):
+                report(
+                    f"  Up to {most:,} other documents have some of its wording, which tells it "
+                    "from none of them: what shares no more stays, unless you choose --similar "
+                    "drop."
+                )
             if split == "held_out":
                 report("  It is held out: models are compared without it from now on.")
