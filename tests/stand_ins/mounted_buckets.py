@@ -8,19 +8,24 @@ semantics (github.com/GoogleCloudPlatform/gcsfuse, docs/semantics.md), whose sec
 What Vertex AI's own mount does differently, nobody can see from here.
 """
 
+import ctypes
 import errno
 import os
+import signal
 import stat
 import sys
 import tempfile
+from types import FrameType
 from typing import Any
 
 import mfusepy
 
 from tests.stand_ins.bucket_objects import BucketObjects, Object, PreconditionFailed
 from tests.stand_ins.bucket_view import FOLDER, Machine, OpenFile
+from tests.stand_ins.mount import FILE_SYSTEM, UNMOUNT_SECONDS, take_dead_mounts_away
 
 WRITES = os.O_WRONLY | os.O_RDWR
+PR_SET_PDEATHSIG = 1
 
 
 class MountedBuckets(mfusepy.Operations):
@@ -227,10 +232,28 @@ def _attributes(found: Object) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, storage_url, *hierarchical = sys.argv[1:]
+    """Serve in a child: one that is killed, or ends before it could unmount, is cleared up here."""
+    child = os.fork()
+    if not child:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        _serve(*sys.argv[1:])
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.kill(child, signal.SIGTERM if number == signal.SIGTERM else signal.SIGKILL)
+        signal.alarm(UNMOUNT_SECONDS)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGALRM, end)
+    os.waitpid(child, 0)
+    take_dead_mounts_away()
+
+
+def _serve(folder: str, storage_url: str, *hierarchical: str) -> None:
     mfusepy.FUSE(
-        MountedBuckets(storage_url, hierarchical),
+        MountedBuckets(storage_url, list(hierarchical)),
         folder,
+        fsname=FILE_SYSTEM,
         foreground=True,
         nothreads=True,
         # The kernel believes nothing for itself: what is cached is cached above, by Google's rules.

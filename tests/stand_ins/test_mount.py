@@ -12,6 +12,7 @@ from google.cloud import storage
 from tests.needs import FUSE, needs
 from tests.stand_ins.google import BUCKET, HIERARCHICAL_BUCKET, LocalGoogle
 from tests.stand_ins.mount import FuseMount
+from tests.waiting import wait_until
 
 pytestmark = needs(*FUSE)
 
@@ -47,18 +48,39 @@ def objects(folder: Path) -> dict[str, bytes]:
     return {blob.name[len(folder.name) + 1 :]: blob.download_as_bytes() for blob in found}
 
 
-def test_a_mount_in_use_when_its_process_was_killed_is_taken_away(
+def mounts() -> str:
+    return Path("/proc/self/mounts").read_text()
+
+
+def test_a_mount_whose_process_was_killed_is_taken_away_by_its_keeper(
     google: LocalGoogle, tmp_path: Path
 ) -> None:
     folder = tmp_path / "gcs"
     mount = FuseMount(folder, google.storage.url, [])
-    (child,) = [one for one in psutil.Process().children() if str(folder) in one.cmdline()]
-    child.kill()
-
+    (keeper,) = [one for one in psutil.Process().children() if str(folder) in one.cmdline()]
+    (server,) = keeper.children()
+    server.kill()
+    wait_until(lambda: str(folder) not in mounts())
     mount.stop()
 
-    assert str(folder) not in Path("/proc/self/mounts").read_text()
-    folder.rmdir()
+
+def test_a_mount_whose_keeper_was_killed_too_is_taken_away_by_the_next(
+    google: LocalGoogle, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gcs"
+    killed = FuseMount(folder, google.storage.url, [])
+    (keeper,) = [one for one in psutil.Process().children() if str(folder) in one.cmdline()]
+    (server,) = keeper.children()
+    keeper.suspend()
+    server.kill()
+    keeper.kill()
+    wait_until(lambda: not os.path.ismount(folder))
+    assert str(folder) in mounts()
+
+    FuseMount(tmp_path / "next", google.storage.url, []).stop()
+
+    assert str(tmp_path) not in mounts()
+    killed.stop()
 
 
 def test_a_file_is_in_storage_once_it_is_closed_and_not_before(folder: Path) -> None:
