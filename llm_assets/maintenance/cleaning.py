@@ -28,7 +28,7 @@ from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.base import Registry
 from llm_assets.registry.start import retire
-from llm_assets.registry.state import Alias, ModelVersion, RegistryState
+from llm_assets.registry.state import Alias, RegistryState
 
 FINGERPRINT = re.compile(r"[0-9a-f]{20}")
 Name = tuple[str, str]
@@ -231,9 +231,13 @@ def plan_removals(
         if manifest.created_at.timestamp() >= oldest
     }
     needed = reach(inputs | contents.running, young | lasting)
-    # Withdrawn weights go even if a rule keeps them, since they were trained on text that was
-    # forgotten.
-    outdated = {*withdrawn, *_outdated_weights(contents, state.versions, lasting)}
+    # Withdrawn weights go even if a rule keeps them: they were trained on text that was forgotten.
+    # Weights of versions that nobody serves or goes back to, and that no running work reads, are
+    # most of what a small project has on disk: they stay by the number of versions, not by age,
+    # also where a later training started from them.
+    in_use = {one for inputs in contents.running.values() for one in inputs.values()}
+    weights = {version.lineage.get("checkpoint", "") for version in state.versions} - in_use
+    outdated = {("checkpoint", name) for name in weights}.difference(lasting) | withdrawn.keys()
     # After the walk, so that weights go alone: what they were made from is still reached.
     needed = {name: reason for name, reason in needed.items() if name not in outdated}
     explained = {item for version in state.versions for item in version.lineage.items()}
@@ -287,23 +291,6 @@ def remove(
             files.remove(f"{path}/{layout.MANIFEST_NAME}")
             files.remove(path)
     return removed
-
-
-def _outdated_weights(
-    contents: Contents, versions: Sequence[ModelVersion], lasting: Container[Name]
-) -> Iterator[Name]:
-    """Weights of versions that nobody serves or goes back to, and that no running work reads.
-
-    They are most of what a small project has on disk, so they stay by the number of versions, not
-    by age, also where a later training started from them.
-    """
-    in_use = {
-        fingerprint for inputs in contents.running.values() for fingerprint in inputs.values()
-    }
-    for version in versions:
-        name = ("checkpoint", version.lineage.get("checkpoint", ""))
-        if name not in lasting and name[1] not in in_use:
-            yield name
 
 
 def _lasting(
