@@ -130,11 +130,6 @@ def describe_version(board: Board, state: RegistryState, version: ModelVersion) 
     comparisons = verdicts[-1].comparisons if verdicts else []
     if reference:
         outcome += f"; the gate compared it with version {reference.version}"
-    # What decided comes first: against the incumbent or, if there was none, against the base model.
-    ranked = sorted(
-        comparisons,
-        key=lambda comparison: (comparison.reference != "incumbent", comparison.task == "general"),
-    )
     if version.dollars is None:
         cost = _own_cost(board.store, version, board.settings.automation.cost_per_hour)
     else:
@@ -143,7 +138,8 @@ def describe_version(board: Board, state: RegistryState, version: ModelVersion) 
         version,
         [str(alias) for alias in state.aliases_of(version.version)],
         outcome,
-        ranked[0] if ranked else None,
+        # What decided comes first.
+        comparisons[0] if comparisons else None,
         "; ".join(filter(None, [describe_coverage(version), cost])),
     )
 
