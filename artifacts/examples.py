@@ -50,7 +50,7 @@ def map_texts(example: Example, change: Callable[[str], str]) -> Example:
 
 def plain_text(example: Example) -> str:
     """The whole example as text."""
-    return "\n\n".join(text for _, text in _fields(example))
+    return "\n\n".join(text for _, text in texts_of(example))
 
 
 def find_fault(example: Example) -> tuple[str, str] | None:
@@ -62,7 +62,7 @@ def find_fault(example: Example) -> tuple[str, str] | None:
     turns = example["prompt"] + [ANSWER] if "chosen" in example else example.get("messages")
     if turns is not None and (fault := _role_fault([turn["role"] for turn in turns])):
         return fault
-    for key, text in _fields(example):
+    for key, text in texts_of(example):
         if not text.strip():
             return "empty_target" if key in TARGETS else "empty_input", f"the {key} is empty"
     if "chosen" in example and example["chosen"] == example["rejected"]:
@@ -85,7 +85,7 @@ def _role_fault(roles: list[str]) -> tuple[str, str] | None:
     return None
 
 
-def _fields(example: Example) -> list[tuple[str, str]]:
+def texts_of(example: Example) -> list[tuple[str, str]]:
     """Its texts in their order, each with its key or role."""
     if "messages" in example:
         return [(m["role"], m["content"]) for m in example["messages"]]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from artifacts.errors import UserError, shown_in_line
-from artifacts.examples import Form, read_example
+from artifacts.examples import TARGETS, Form, read_example, texts_of
 from artifacts.shards.shard_set import text_numbers
 from artifacts.store.manifest import Manifest
 from artifacts.store.store import Artifact, Store
@@ -319,21 +319,12 @@ def read_samples(evaluation: Artifact) -> Samples:
         examples = read_texts(corpus.url, {sample["document"] for sample in both}, "example")
         for sample in both:
             if line := examples.get(sample["document"]):
-                # Of a chat the first of each role, of other examples their two texts in order.
-                turns = read_example(line)
-                for message in reversed(turns.pop("messages", [])):
-                    turns[message["role"]] = message["content"]
-                asked, answered = PARTS[form]
-                sample |= {"prompt": turns[asked], "answer": turns[answered]}
+                # Of a chat, the first of each role.
+                texts = dict(reversed(texts_of(read_example(line))))
+                (asked,) = texts.keys() & {"user", "input", "text"}
+                (answered,) = texts.keys() & set(TARGETS)
+                sample |= {"prompt": texts[asked], "answer": texts[answered]}
     return samples
-
-
-PARTS: dict[Form, tuple[str, str]] = {
-    "conversations": ("user", "assistant"),
-    "pairs": ("input", "target"),
-    "labeled": ("text", "label"),
-}
-"""Of an example, what a model is shown and what it is to answer."""
 
 
 def form_shown(evaluation: Artifact) -> tuple[Form, str]:
@@ -341,11 +332,11 @@ def form_shown(evaluation: Artifact) -> tuple[Form, str]:
     corpus; `pretraining` where they continue text, as they do chats without a template."""
     name = evaluation.manifest.inputs.get("tokenized_shards", "")
     shards = evaluation.store.find_named("tokenized_shards", name)
-    if shards is None or (form := shards.stats.get("form")) not in PARTS:
-        return "pretraining", ""
     # A template is empty where conversations were rendered plainly; what is judged otherwise than
     # in bits is shown as it was rendered, too.
-    is_in_turns = shards.stats.get("chat_template") and evaluation.stats["metric"].get("is_bits")
-    if form == "conversations" and not is_in_turns:
-        return "pretraining", ""
-    return form, shards.manifest.inputs["clean_corpus"]
+    stats = shards.stats if shards else {}
+    is_chat = stats.get("chat_template") != "" and evaluation.stats["metric"].get("is_bits")
+    form = stats.get("form")
+    if shards and form in ("pairs", "labeled", *(["conversations"] if is_chat else [])):
+        return form, shards.manifest.inputs["clean_corpus"]
+    return "pretraining", ""
