@@ -162,9 +162,13 @@ def _example(look: Look, columns: ExampleColumns) -> Example:
         return {"input": source, "target": target}
     if isinstance(columns, LabeledColumns):
         label = look(columns.label_column)
+        # So pandas writes whole numbers where some are missing.
+        if isinstance(label, float) and label.is_integer():
+            label = int(label)
         if isinstance(label, bool) or not isinstance(label, str | int):
             key = columns.label_column
-            raise UnusableRow(f"no class, a word or a whole number, under the key {key!r}")
+            wanted = f"no class, a word or a whole number, under the key {key!r}"
+            raise UnusableRow(f"{wanted}, but {_kind(label)}")
         return {"text": _text(look, columns.text_column), "label": str(label).strip()}
     if isinstance(columns, PreferenceColumns):
         return _preference(look, columns)

@@ -576,18 +576,11 @@ def find_labels(
     rare = [one for one in occurring if not counts[one, "train"] or everywhere[one] < 2]
     told = ", ".join(f"{label!r} ({everywhere[label]:,})" for label in rare)
     labels = tuple(label for label in occurring if label not in rare)
-    if listed and rare:
+    if len(labels) < 2 or (listed and rare):
         raise UserError(
-            "Of these classes of `tokenized_shards.examples.labels` nothing can be learnt: "
-            f"{told}. Each needs two examples, one of them to train on. Give more, or take the "
-            "class off that list, and its examples out."
-        )
-    if len(labels) < 2:
-        which = f"but {labels[0]!r} " if labels else ""
-        rest = f" Too few have: {told}." if rare else ""
-        raise UserError(
-            f"No class {which}has two examples, one of them to train on; it takes two classes to "
-            f"tell apart.{rest}"
+            "It takes two classes to tell apart, and of each class two examples, one of them to "
+            f"train on. Enough have: {', '.join(labels) or 'none'}. Too few: {told or 'none'}. "
+            "Give more examples, or take a class out (`tokenized_shards.examples.labels`)."
         )
     note = "left out, since nothing can be learnt of a class with one example, or none to train on"
     return labels, [counts[one, "train"] for one in labels], [f"{note}: {told}"] if rare else []

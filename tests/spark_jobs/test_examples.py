@@ -123,9 +123,9 @@ def test_a_missing_chat_template_is_named(chat_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "settings", "message"),
     [
-        (["a"] * 5 + ["b"], (), "No class but 'a' has two examples.* Too few have: 'b' \\(1\\)"),
-        (["a"] * 5 + ["b"], ("a", "b"), "nothing can be learnt: 'b' \\(1\\)"),
-        ([None] * 5, (), "No class has two examples, one of them to train on; it takes two"),
+        (["a"] * 5 + ["b"], (), "Enough have: a. Too few: 'b' \\(1\\)"),
+        (["a"] * 5 + ["b"], ("a", "b"), "Enough have: a. Too few: 'b' \\(1\\)"),
+        ([None] * 5, (), "two classes to tell apart, .* Enough have: none"),
         (["a", "b", "c"] * 3, ("a", "b"), "3 examples have the class 'c', which is none of"),
     ],
 )

@@ -253,7 +253,8 @@ def test_a_transcript_is_turns_up_to_its_last_answer(
         ),
         ({"form": "pairs"}, {"document": "text"}, "no_example", "no text under the key 'summary'"),
         ({"form": "pairs"}, {"document": "text", "summary": ""}, "empty_target", "target is empty"),
-        ({"form": "labeled"}, {"text": "x", "label": 0.5}, "no_example", "no class"),
+        ({"form": "labeled"}, {"text": "x", "label": 0.5}, "no_example", "'label', but a number"),
+        ({"form": "labeled"}, {"text": "x", "label": [1]}, "no_example", "'label', but a list"),
     ],
 )
 def test_examples_that_teach_nothing_are_named(
@@ -263,6 +264,13 @@ def test_examples_that_teach_nothing_are_named(
     (fault,) = read(source)
     assert isinstance(fault, Fault) and fault.reason == reason
     assert "a.jsonl, line 1: " in fault.message and said in fault.message
+
+
+def test_a_whole_number_that_pandas_wrote_beside_missing_ones_is_a_class(tmp_path: Path) -> None:
+    rows = (json.dumps({"text": "x", "label": label}) for label in (3.0, 3))
+    source = file_source(tmp_path / "a.jsonl", "\n".join(rows) + "\n", form="labeled")
+    found = [document for document in read(source) if isinstance(document, Document)]
+    assert [read_example(str(document.example))["label"] for document in found] == ["3", "3"]
 
 
 @pytest.mark.parametrize("name", ["README.txt", "page.html", "dump.xml"])
