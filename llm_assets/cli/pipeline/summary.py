@@ -55,6 +55,7 @@ def print_summary(
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
+    serves = f"{endpoint.get('url')} serves version {endpoint.get('version')}"
     for label, text in [
         *corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
         *training_lines(current["checkpoint"], current["tokenized_shards"]),
@@ -66,12 +67,7 @@ def print_summary(
             settings,
             endpoint["newest_candidate"],
         ),
-        (
-            "endpoint",
-            f"{endpoint['url']} serves version {endpoint['version']}"
-            if "url" in endpoint
-            else escape(endpoint["summary"]),
-        ),
+        ("endpoint", escape(endpoint["summary"]) if "url" not in endpoint else serves),
     ]:
         table.add_row(label, text)
     console.print()
@@ -113,10 +109,9 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
         lines.append(("to replay", text))
     if labels := stats.get("labels"):
         # The rarest first: among them are misspelled ones.
-        ranked = sorted(zip(stats["label_counts"], labels, strict=True))
-        classes = ", ".join(f"{escape(shown(label))} {count:,}" for count, label in ranked[:MOST])
-        rest = f", and {len(ranked) - MOST:,} more" if len(ranked) > MOST else ""
-        lines.append(("classes", f"{len(labels):,}, with texts to train on: {classes}{rest}"))
+        ranked = sorted(zip(stats["label_counts"], labels, strict=True))[:MOST]
+        classes = ", ".join(f"{escape(shown(label))} {count:,}" for count, label in ranked)
+        lines.append(("classes", f"{len(labels):,}, with texts to train on: {classes}"))
     lines += [("", escape(shown(warning))) for warning in stats.get("warnings", [])]
     counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in stats["left_out"].items()]
     if overlapping := sum(stats["removed_as_overlapping_held_out"].values()):
@@ -179,8 +174,7 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         base, candidate = (
             metrics[name].get(role, UNMEASURED)["value"] for role in ("base", "candidate")
         )
-        # What is not finite, or was not measured, is None, and a base of 0 has no percentage. Of
-        # shares of right answers it would say little.
+        # What is not finite, or was not measured, is None; a base of 0, or a score, has none.
         is_ratio = base and candidate and not task_metric.higher_is_better
         change = f" ({(candidate - base) / base:+.1%})" if is_ratio else ""
         basis = ""
@@ -209,29 +203,24 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
 
 def _class_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     """Of a classifier, what always telling one class would score, and what it takes for what."""
-    found = evaluation.stats.get("details", {}).get("candidate", {})
-    if "confusion" not in found:
+    found = evaluation.stats.get("details", {}).get("candidate", {"labels": [], "confusion": []})
+    names = [escape(shown(label)) for label in found["labels"]]
+    totals = list(map(sum, found["confusion"]))
+    if not totals:
         return []
-    totals, labels = (
-        list(map(sum, found["confusion"])),
-        [escape(shown(it)) for it in found["labels"]],
-    )
-    most, f1 = max(totals), evaluation.stats["metrics"]["held_out_macro_f1"]
-    base, candidate = (number(f1.get(role, UNMEASURED)["value"]) for role in ("base", "candidate"))
-    mistakes = sorted(
-        (
-            (count, labels[true], labels[told])
-            for true, row in enumerate(found["confusion"])
-            for told, count in enumerate(row)
-            if true != told and count
-        ),
-        reverse=True,
-    )
-    text = f"always {labels[totals.index(most)]}, the commonest class: {number(most / sum(totals))}"
-    wrong = ", ".join(f"{count:,} {true} as {told}" for count, true, told in mistakes[:MOST])
+    numbered = [(true, told) for true in range(len(names)) for told in range(len(names))]
+    cells = sorted(((found["confusion"][a][b], names[a], names[b]) for a, b in numbered if a != b))
+    mistakes = [f"{count:,} {true} as {told}" for count, true, told in reversed(cells) if count]
+    f1 = evaluation.stats["metrics"]["held_out_macro_f1"]
+    before, after = (number(f1.get(role, UNMEASURED)["value"]) for role in ("base", "candidate"))
+    most = f"always {names[totals.index(max(totals))]}, the commonest: "
+    most += number(max(totals) / sum(totals))
+    unseen = ", ".join(name for name, total in zip(names, totals, strict=True) if not total)
+    told = f"{unseen}: no held-out text has them (`clean_corpus.split.held_out`)"
     return [
-        ("", f"{text}; macro F1, where every class counts the same: {base} -> {candidate}"),
-        ("mistakes", wrong or "none"),
+        ("", f"{most}; macro F1, where every class counts the same: {before} -> {after}"),
+        ("mistakes", ", ".join(mistakes[:MOST]) or "none"),
+        *([("not judged", told)] if unseen else []),
     ]
 
 
@@ -273,7 +262,7 @@ def _verdict_lines(
 
 
 MOST = 12
-"""Classes, and kinds of mistakes, that are listed."""
+"""Classes, the rarest ones, and kinds of mistakes that are listed."""
 TOO_MUCH = {Outcome.CHANCE, Outcome.NOT_FINITE, Outcome.GENERAL_REGRESSION}
 """What too large steps cause: a model that diverged, or that lost what it knew."""
 TOO_LITTLE = {Outcome.NOT_BETTER, Outcome.TIE}
@@ -324,17 +313,14 @@ def print_request(
     answered with a class has no text to trace.
     """
     sample = next(iter(samples.get("candidate", [])), {"prompt": "This function returns"})
-    start = " ".join(sample["prompt"].split())
-    # Cut between words, where the script has any. A question of an exam needs its end.
-    prompt = shorten(start, ASKED_CHARACTERS, placeholder="") or start[:ASKED_CHARACTERS]
-    url = endpoint["predict_url"]
-    body: dict[str, Any] = {"instances": [{"prompt": prompt, "max_tokens": 32}]}
-    question = sample["prompt"][:ASKED_CHARACTERS].strip()
-    if form in ("labeled", "pairs"):
-        body = {"instances": [question]}
-    elif is_local and "answer" in sample:
+    asked, url = " ".join(sample["prompt"].split())[:ASKED_CHARACTERS], endpoint["predict_url"]
+    is_task = form in ("labeled", "pairs")
+    body: dict[str, Any] = {
+        "instances": [asked if is_task else {"prompt": asked, "max_tokens": 32}]
+    }
+    if is_local and form == "conversations" and "answer" in sample:
         url = f"{endpoint['url']}/v1/chat/completions"
-        body = {"messages": [{"role": "user", "content": question}]}
+        body = {"messages": [{"role": "user", "content": asked}]}
     # Of a token, the name of its variable, which the shell fills in.
     headers = [endpoint.get("authorization"), "'Content-Type: application/json'"]
     options = " ".join(f"-H {header}" for header in headers if header)
