@@ -37,16 +37,13 @@ def why_unable(settings: PipelineSettings, record: Pipeline, version: ModelVersi
         return ""
     config = json.loads(files.find(f"{version.model_url}/{CONFIG_NAME}") or b"{}")
     shards = record.find_current("tokenized_shards")
-    (architecture, *_) = config.get("architectures") or [""]
-    known = set(config.get("id2label", {}).values())
-    is_classifier = architecture.endswith("ForSequenceClassification")
-    if is_classifier and (shards is None or known & set(shards.stats["labels"])):
+    own = set(config.get("id2label", {}).values())
+    is_classifier = "ForSequenceClassification" in str(config.get("architectures"))
+    if is_classifier and (shards is None or own & set(shards.stats["labels"])):
         return ""
-    return (
-        f"Version {version.version} is the base model, which knows none of the classes, so it does "
-        "not serve. The first version that is promoted does, or one that you approve: `llm-assets "
-        "approve VERSION --reason REASON`."
-    )
+    told = f"Version {version.version} is the base model, which knows none of the classes, so it "
+    told += "does not serve. The first version that is promoted does, or one that you approve: "
+    return f"{told}`llm-assets approve VERSION --reason REASON`."
 
 
 def model_to_serve(settings: PipelineSettings, version: ModelVersion) -> Desired:

@@ -104,18 +104,22 @@ def serve_wanted(
                 "manual decision: all traffic switches as soon as the version answers; a rollout "
                 "of this version that is under way goes through its steps first"
             )
-        rollout_settings = _at_once(settings) if by_person else settings
+            rollout = settings.endpoint.rollout.model_copy(update={"steps": ()})
+            endpoint = settings.endpoint.model_copy(update={"rollout": rollout})
+        by = settings.model_copy(update={"endpoint": endpoint}) if by_person else settings
         still_wanted = _still_wanted(registry, wanted.version)
         # If another version becomes wanted meanwhile, the loop serves that one.
         with suppress(NoLongerWanted):
             try:
-                version, address = wanted, serve(wanted, rollout_settings, still_wanted)
+                version, address = wanted, serve(wanted, by, still_wanted)
             except RolloutFailed as error:
                 raise RolloutFailed(f"{error}\n{_ways_on(wanted)}") from error
             except UserError as error:
-                fallback = _find_fallback(state)
-                # A fallback is for an endpoint at which nothing answers; what serves goes on
-                # serving.
+                # The last that served before and was not rejected, for an endpoint at which
+                # nothing answers; what serves goes on serving.
+                moves = [move for move in reversed(state.history) if move.alias == "champion"]
+                earlier = (state.get(m.version) for m in moves if m.version != wanted.version)
+                fallback = next((v for v in earlier if not state.is_rejected(v.weights)), None)
                 if fallback is None or serving.serves(settings):
                     raise
                 report(f"WARNING: version {wanted.version} cannot be served: {error}")
@@ -142,15 +146,6 @@ def serve_wanted(
         move = _move_to(state, state.succession[-1])
         by_person = move.by != GATE
         report(f"WARNING: version {wanted.version} is no longer wanted: {_told(move)}")
-
-
-def _find_fallback(state: RegistryState) -> ModelVersion | None:
-    """The version to serve if nothing serves and the wanted one cannot: the last that served before
-    and was not rejected."""
-    numbers = [move.version for move in state.history if move.alias == "champion"]
-    *_, wanted = state.succession
-    earlier = (state.get(number) for number in reversed(numbers) if number != wanted)
-    return next((version for version in earlier if not state.is_rejected(version.weights)), None)
 
 
 def _still_wanted(registry: Registry, version: int) -> Callable[[], bool]:
@@ -190,9 +185,3 @@ def _ways_on(wanted: ModelVersion) -> str:
         f"{hint}, `llm-assets approve {number} --reason REASON` to have it without the tests of a "
         f"rollout, or `llm-assets reject {number} --reason REASON` to give it up."
     )
-
-
-def _at_once(settings: PipelineSettings) -> PipelineSettings:
-    rollout = settings.endpoint.rollout.model_copy(update={"steps": ()})
-    endpoint = settings.endpoint.model_copy(update={"rollout": rollout})
-    return settings.model_copy(update={"endpoint": endpoint})
