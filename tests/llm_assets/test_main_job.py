@@ -207,7 +207,7 @@ def test_of_a_class_or_a_pair_the_screen_shows_how_to_ask_for_it_and_the_right_o
 def test_a_classifiers_score_is_told_beside_that_of_the_commonest_class_with_its_mistakes() -> None:
     labels = ["billing", "biling", "bug", "recall"]
     confusion = [[6, 0, 0, 0], [2, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
-    figures = {"base": {"value": 0.6}, "candidate": {"value": 0.7}}
+    figures = {"base": {"value": 0.6}, "candidate": {"value": 0.7}, "incumbent": {"value": 0.8}}
     stats = {
         "metrics": {"held_out_accuracy": figures, "held_out_macro_f1": figures},
         "metric": {"name": "accuracy", "unit": "accuracy", "higher_is_better": True},
@@ -217,11 +217,11 @@ def test_a_classifiers_score_is_told_beside_that_of_the_commonest_class_with_its
     }
     evaluation: Any = SimpleNamespace(stats=stats)
     (_, score), (_, baseline), (_, mistakes), unseen = evaluation_lines(evaluation)
-    assert score == "0.6000 -> 0.7000 accuracy, on 10 documents"
+    assert score == "0.6000 -> 0.7000 accuracy; the incumbent 0.8000, on 10 documents"
     assert baseline.startswith("always billing, the commonest: 0.6000; macro F1")
-    assert mistakes == "2 biling as billing, 1 bug as biling"
+    assert mistakes == "biling as billing: 2, bug as biling: 1"
     # One that arrived lately, of which nothing shows whether it was learned.
-    assert unseen[0] == "not judged" and unseen[1].startswith("recall: no held-out text has them")
+    assert unseen[0] == "not judged" and unseen[1].endswith("has the class: recall")
 
 
 def test_bits_of_answers_are_told_with_what_they_do_not_show_and_general_text_in_others() -> None:

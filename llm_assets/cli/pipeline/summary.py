@@ -110,8 +110,8 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
     if labels := stats.get("labels"):
         # The rarest first: among them are misspelled ones.
         ranked = sorted(zip(stats["label_counts"], labels, strict=True))[:MOST]
-        classes = ", ".join(f"{escape(shown(label))} {count:,}" for count, label in ranked)
-        lines.append(("classes", f"{len(labels):,}, with texts to train on: {classes}"))
+        classes = ", ".join(f"{escape(shown(label))}: {count:,}" for count, label in ranked)
+        lines.append(("classes", f"{len(labels):,}, with texts to train on each: {classes}"))
     lines += [("", escape(shown(warning))) for warning in stats.get("warnings", [])]
     counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in stats["left_out"].items()]
     if overlapping := sum(stats["removed_as_overlapping_held_out"].values()):
@@ -177,11 +177,13 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         # What is not finite, or was not measured, is None; a base of 0, or a score, has none.
         is_ratio = base and candidate and not task_metric.higher_is_better
         change = f" ({(candidate - base) / base:+.1%})" if is_ratio else ""
-        basis = ""
+        # Of the first candidate, the incumbent is the base model.
+        incumbent = metrics[name].get("incumbent", UNMEASURED)["value"]
+        basis = "" if incumbent in (None, base) else f"; the incumbent {number(incumbent)}"
         if task == "held_out":
             # The first rounds may have been enough.
             rounds = Rounds.model_validate(evaluation.stats["rounds"])
-            basis = f", on {counted(evaluation.stats['documents']['held_out'], 'document')}"
+            basis += f", on {counted(evaluation.stats['documents']['held_out'], 'document')}"
             if rounds.measured < rounds.planned:
                 basis += f": round {rounds.measured} of {rounds.planned} decided"
         lines.append(
@@ -210,13 +212,13 @@ def _class_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         return []
     numbered = [(true, told) for true in range(len(names)) for told in range(len(names))]
     cells = sorted(((found["confusion"][a][b], names[a], names[b]) for a, b in numbered if a != b))
-    mistakes = [f"{count:,} {true} as {told}" for count, true, told in reversed(cells) if count]
+    mistakes = [f"{true} as {told}: {count:,}" for count, true, told in reversed(cells) if count]
     f1 = evaluation.stats["metrics"]["held_out_macro_f1"]
     before, after = (number(f1.get(role, UNMEASURED)["value"]) for role in ("base", "candidate"))
     most = f"always {names[totals.index(max(totals))]}, the commonest: "
     most += number(max(totals) / sum(totals))
     unseen = ", ".join(name for name, total in zip(names, totals, strict=True) if not total)
-    told = f"{unseen}: no held-out text has them (`clean_corpus.split.held_out`)"
+    told = f"no held-out text (`clean_corpus.split.held_out`) has the class: {unseen}"
     return [
         ("", f"{most}; macro F1, where every class counts the same: {before} -> {after}"),
         ("mistakes", ", ".join(mistakes[:MOST]) or "none"),
