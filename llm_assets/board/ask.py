@@ -129,7 +129,9 @@ def routes(board: Board) -> list[BaseRoute]:
             )
             # The tracer keeps the last version's training text open, so requests take turns.
             with one_at_a_time:
-                traces = [tracer.trace(state, answer.version, answer.answer) for answer in answers]
+                traces = [
+                    tracer.trace(state, one.version, one.answer, one.question) for one in answers
+                ]
         except UserError as error:
             return fragment("traced.html", fault=str(error))
         raw = board.record.find_current("raw_corpus")

@@ -46,6 +46,8 @@ class AnswerToTrace:
 
     version: ModelVersion
     answer: str
+    question: str = ""
+    """Empty where it was not kept."""
 
 
 def find_answers(
@@ -101,7 +103,8 @@ def find_answers(
         if text is not None and not journal.is_answer(folder, entry, text):
             continue
         answer = text if entry.answer is None else entry.answer
-        answers.append(AnswerToTrace(state.get(int(entry.version)), answer or ""))
+        version_asked = state.get(int(entry.version))
+        answers.append(AnswerToTrace(version_asked, answer or "", entry.prompt or ""))
     if not answers:
         raise UserError(
             f"The text is not what the request {request!r} was answered with: its hash differs. "
@@ -126,7 +129,7 @@ class QuotedSpan:
 
 @dataclass(frozen=True)
 class SimilarDocument:
-    """A document that shares distinctive words with the answer."""
+    """A document that shares distinctive words with question and answer."""
 
     score: float
     """Of BM25."""
@@ -185,8 +188,13 @@ class Tracer:
         self._store, self._report = store, report
         self._text: TrainingText | None = None
 
-    def trace(self, state: RegistryState, version: ModelVersion, answer: str) -> Trace:
+    def trace(
+        self, state: RegistryState, version: ModelVersion, answer: str, question: str = ""
+    ) -> Trace:
         """Look for an answer in the text that a version was trained on.
+
+        Args:
+            question: what it answers, as far as known: a short answer says little of its subject.
 
         Raises:
             UserError: the answer is too long, or the version was trained on nothing here.
@@ -211,7 +219,8 @@ class Tracer:
         behind = [version.lineage, *(shards.manifest.inputs for shards in text.artifacts)]
         # Corpora behind one version may be in different Unicode forms, each with tokens of its own.
         forms = in_forms_of(self._store, behind, answer)
-        best = max((_trace(text, form) for form in forms), key=lambda candidate: candidate.share)
+        found = [_trace(text, form, question) for form in forms]
+        best = max(found, key=lambda candidate: candidate.share)
         if best.verbatim:
             return best
         # Stretches are searched by tokens, from a minimum length, and within a row. What
@@ -224,7 +233,12 @@ class Tracer:
             whole = f"documents with the whole answer, whose {len(answer.split()):,} words are many"
             return replace(best, missing=[*best.missing, whole])
         missing = [*best.missing, *passages.missing]
-        return replace(best, documents=passages.documents, missing=missing)
+        near = {match.source.document for match in best.near}
+        # Of many documents with a short answer, those that are about the question come first.
+        documents = sorted(
+            passages.documents, key=lambda one: (not one.is_trained, one.document not in near)
+        )
+        return replace(best, documents=documents, missing=missing)
 
     def _open(self, state: RegistryState, version: ModelVersion) -> TrainingText:
         runs = runs_behind(self._store, state, version)
@@ -240,10 +254,12 @@ class Tracer:
         return self._text
 
 
-def _trace(text: TrainingText, answer: str) -> Trace:
+def _trace(text: TrainingText, answer: str, question: str) -> Trace:
     encoded = text.tokenizer.encode(answer, add_special_tokens=False)
     tokens = np.asarray(encoded.ids, np.int64)
-    matches, nearest = find_stretches(text, tokens), find_nearest(text, tokens, MOST_SHOWN)
+    asked = text.tokenizer.encode(question, add_special_tokens=False).ids
+    about = np.concatenate([tokens, np.asarray(asked, np.int64)])
+    matches, nearest = find_stretches(text, tokens), find_nearest(text, about, MOST_SHOWN)
     parts = [part for places in matches.values() for part in places[:MOST_SHOWN]]
     # All parts at once, since each call looks up records and licenses.
     # One iterator for both: the stretches below take theirs in the order of `matches`, and what is

@@ -20,7 +20,7 @@ def trace_answers(
     quiet: Report = (lambda line: None) if as_json else report
     tracer = Tracer(session.record.store, quiet)
     for answer in asked:
-        trace = tracer.trace(state, answer.version, answer.answer)
+        trace = tracer.trace(state, answer.version, answer.answer, answer.question)
         if as_json:
             # A line for each answer, of which a request may have several.
             report(json.dumps(asdict(trace) | {"verdict": trace.verdict, "share": trace.share}))
@@ -39,7 +39,8 @@ def told(found: Trace) -> Iterator[str]:
     elif found.near:
         yield (
             f"NEAR: no {found.shortest} consecutive tokens of the answer occur word for word in "
-            f"{training_text}; the documents below share distinctive words with it."
+            f"{training_text}; the documents below share distinctive words with question and "
+            "answer."
         )
     else:
         yield f"NOTHING FOUND: nothing like this answer was found in {training_text}."

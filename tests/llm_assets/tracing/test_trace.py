@@ -197,6 +197,19 @@ def test_what_is_only_alike_is_called_near_and_the_rest_nothing(lab: Lab) -> Non
     assert nothing.verdict == "nothing found" and "NOTHING FOUND" in next(told(nothing))
 
 
+def test_a_short_answer_leads_to_documents_about_what_was_asked(lab: Lab, tmp_path: Path) -> None:
+    words = " ".join(word for word in lab.said.strip(".").split() if 3 < len(word) < 7)
+    settings = JournalSettings(keep="text")
+    asked = [one.model_copy(update={"prompt": f"What of {words}?"}) for one in ASKED]
+    Journal(tmp_path, lambda: settings).write("one", VERSION, asked, ["\u20ac\u20ac\u20ac"])
+    state = lab.registry.state()
+    (answer,) = find_answers(state, tmp_path, settings, "one", None, None)
+    tracer = Tracer(lab.store, lambda line: None)
+    found = tracer.trace(state, answer.version, answer.answer, answer.question)
+    assert found.near[0].source.document == lab.document
+    assert not tracer.trace(state, answer.version, answer.answer).near
+
+
 def told_of(lab: Lab, text: str, number: int) -> tuple[Trace, Passages]:
     """What `trace` and `explain` say of a text."""
     state = lab.registry.state()
