@@ -134,26 +134,20 @@ def _learned(
     is_base = role == "base" or before is None
     won = [answer for answer in answers if answer.is_won]
     added = _added(past, {answer.document for answer in won if answer.document}) if past else set()
+    closed_book = [answer for answer in answers if answer.task == CLOSED_BOOK]
+    gains = np.array([answer.after - answer.before for answer in closed_book])
+    facts = np.array([f"{one.question.get('subject')}\0{one.relation}" for one in closed_book])
     # Answers from old text come last: an earlier version may have known them too.
     won.sort(key=lambda pair: pair.document not in added)
     return Knowledge(
         before="the base model" if is_base else f"version {before}",
         won=won,
         lost=[answer for answer in answers if answer.is_lost],
-        is_gain=_is_gain([answer for answer in answers if answer.task == CLOSED_BOOK]),
+        is_gain=len(facts) > 0 and interval(gains, np.ones(len(gains)), facts).low > 0,
         shares=exam_shares(evaluation.stats, role),
         gains=_gains(evaluation, role, metric),
         unit=metric.unit,
     )
-
-
-def _is_gain(answers: Sequence[AnswerPair]) -> bool:
-    """By the interval that the evaluation gives of the base model."""
-    if not answers:
-        return False
-    differences = np.array([answer.after - answer.before for answer in answers])
-    facts = np.array([f"{one.question.get('subject')}\0{one.relation}" for one in answers])
-    return interval(differences, np.ones(len(answers)), facts).low > 0
 
 
 class NewText(NamedTuple):

@@ -82,4 +82,3 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
     )
     said = project.run_well(*materialize, "raw_corpus,clean_corpus,exam")
     assert "No document to train on states Jorvel toaster: town; the exam leaves it out" in said
-    assert "48 questions about 24 facts; 1 more fact left out, the log says why" in said

@@ -26,6 +26,7 @@ TEXTS = [
     ("fan", "The Mirrow fan comes from Oslo.", "held_out"),
     ("clock", "Of the Sandrel clock nothing is known.", "train"),
 ]
+NEARLY = " (new does, in other capitals, or in more than `exam.passage_words` words)"
 Take = Callable[..., tuple[list[dict[str, Any]], dict[str, Any]]]
 
 
@@ -91,11 +92,8 @@ def test_subject_and_value_are_found_where_lines_break_and_in_no_other_number(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("The sandrel Clock is made in Porto.", " (new does, with capitals in other places)"),
-        (
-            f"The Sandrel clock. {'Something else. ' * 60}. It is made in Porto.",
-            " (new does, with too many words between the two (`exam.passage_words`))",
-        ),
+        ("The sandrel Clock is made in Porto.", NEARLY),
+        (f"The Sandrel clock. {'Something else. ' * 60}. It is made in Porto.", NEARLY),
         ("The Sandrel watch is made in Porto.", ""),
     ],
 )

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.assets.exam import answers_view
+from llm_assets.assets.exam import answers_view, exam_view
 from recipes.evaluation.exam import CLOSED_BOOK, METRIC, PLACEBO, QUESTIONS_NAME
 from recipes.evaluation.settings import TASK_SCORES_NAME
 
@@ -49,3 +49,13 @@ def test_a_relation_that_only_facts_or_only_placebos_have_is_shown_by_what_was_a
     _, _, *rows = html.unescape(view["exam_by_relation"].value).splitlines()
     assert rows == ["| weight | 0% -> 100% | - |", "| town | - | 0% -> 100% |"]
     assert view["closed_book"] == "1 question won, 0 lost"
+
+
+def test_the_line_of_an_exam_counts_the_facts_that_it_leaves_out(tmp_path: Path) -> None:
+    def build(draft: Draft) -> None:
+        (draft.path / QUESTIONS_NAME).write_text("")
+        draft.stats |= {"questions": 4, "facts": 2, "untold": ["lamp: town"], "given_away": []}
+
+    made, _ = Store(str(tmp_path)).make(Identity(kind="exam", code_version="1", inputs={}), build)
+    told = "4 questions about 2 facts; 1 more fact left out, the log says why"
+    assert exam_view(made)["summary"] == told
