@@ -103,8 +103,8 @@ def find_answers(
         if text is not None and not journal.is_answer(folder, entry, text):
             continue
         answer = text if entry.answer is None else entry.answer
-        version_asked = state.get(int(entry.version))
-        answers.append(AnswerToTrace(version_asked, answer or "", entry.prompt or ""))
+        asked = entry.prompt or ""
+        answers.append(AnswerToTrace(state.get(int(entry.version)), answer or "", asked))
     if not answers:
         raise UserError(
             f"The text is not what the request {request!r} was answered with: its hash differs. "
@@ -219,8 +219,7 @@ class Tracer:
         behind = [version.lineage, *(shards.manifest.inputs for shards in text.artifacts)]
         # Corpora behind one version may be in different Unicode forms, each with tokens of its own.
         forms = in_forms_of(self._store, behind, answer)
-        found = [_trace(text, form, question) for form in forms]
-        best = max(found, key=lambda candidate: candidate.share)
+        best = max((_trace(text, form, question) for form in forms), key=lambda one: one.share)
         if best.verbatim:
             return best
         # Stretches are searched by tokens, from a minimum length, and within a row. What
