@@ -24,7 +24,7 @@ from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.text import Shingles, WordSums, fold, shingle, sum_words
 
 COMMON_TEXTS = 100
-"""An n-gram in more reference texts than this is a set phrase, which says nothing of any text."""
+"""An n-gram in more evaluation texts than this is a set phrase, which says nothing of any."""
 PAIRS_AT_ONCE = 1 << 24
 """Pairs of a document's n-gram and a text that has it; they take about 0.5 GB."""
 
@@ -108,7 +108,7 @@ class NGrams:
         """The larger of the two shares (`overlaps`), for each document."""
         held = self.lookup.find(shingles.hashes)
         hashes, documents = shingles.hashes[held], _owners(shingles)[held]
-        document, text, common = self._count(hashes, documents, COMMON_TEXTS)
+        document, text, common = self._count(hashes, documents)
         covered = np.zeros(len(shingles.offsets) - 1)
         np.maximum.at(covered, document, common / self.sizes[text])
         # `overlaps` passes only documents with n-grams: `reduceat` takes no empty ones.
@@ -118,7 +118,7 @@ class NGrams:
     def common(self, shingles: Shingles) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Find pairs of a document and a text that share n-grams, and count the different ones.
 
-        Set phrases count as well. Yields arrays of shape (pairs,), for some documents at a time, in
+        Yields arrays of shape (pairs,), for some documents at a time, in
         their order.
         """
         held = self.lookup.find(shingles.hashes)
@@ -129,9 +129,7 @@ class NGrams:
         first = np.flatnonzero(run_starts(documents))
         batches = first[run_starts(pairs[first] // PAIRS_AT_ONCE)]
         for start, end in pairwise([*batches, len(documents)]):
-            # Without a limit to the texts of an n-gram: of very many forgotten texts that are
-            # alike, each has to be found.
-            yield self._count(hashes[start:end], documents[start:end], len(self.sizes))
+            yield self._count(hashes[start:end], documents[start:end])
 
     def holders(self, shingles: Shingles) -> np.ndarray:
         """In how many documents each different n-gram is: int64, in the order of `lookup`."""
@@ -140,14 +138,13 @@ class NGrams:
         return np.bincount(self.lookup.place(hashes), minlength=len(self.lookup.ordered))
 
     def _count(
-        self, hashes: np.ndarray, documents: np.ndarray, most_texts: int
+        self, hashes: np.ndarray, documents: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The pairs of `common`, from n-grams of these; those in more texts count for none."""
+        """The pairs of `common`, from n-grams of these."""
         hashes, documents = _each_once(hashes, documents)
         place = self.lookup.place(hashes)
         first = self._starts[place]
         counts = self._starts[place + 1] - first
-        counts[counts > most_texts] = 0
         texts = self.texts[spans(first, counts)]
         # A pair as one number, so that equal pairs can be counted.
         codes = np.repeat(documents, counts) * len(self.sizes) + texts
@@ -270,7 +267,8 @@ def save_evaluation_ngrams(
     if not urls:
         return None
     texts = [text for url in urls for text in read_texts(url)]
-    return save_ngrams(folder, text_ngrams(texts, settings.ngram_size))
+    references = text_ngrams(texts, settings.ngram_size)
+    return save_ngrams(folder, references.without_common(COMMON_TEXTS))
 
 
 def read_texts(url: str) -> list[str]:

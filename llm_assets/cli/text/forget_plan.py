@@ -339,11 +339,10 @@ def tell_plan(session: Session, plan: ForgetPlan, quoting: bool, report: Report)
         else:
             listed.add(name)
             report(str(exposure))
-            if most := plan.shared.get(entry.text_hash or ""):
-                report(
-                    f"  Up to {most:,} other documents have some of its wording, which tells it "
-                    "from none of them: what shares no more stays, unless you choose --similar "
-                    "drop."
-                )
             if split == "held_out":
                 report("  It is held out: models are compared without it from now on.")
+    if plan.shared:
+        report(
+            f"Up to {max(plan.shared.values()):,} other documents have some of this wording, such "
+            "as a standard answer: those that share no more stay, unless you choose --similar drop."
+        )

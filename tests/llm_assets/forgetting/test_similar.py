@@ -399,7 +399,7 @@ def test_wording_that_many_documents_have_takes_none_of_them_along(pipeline: Pip
     others = tickets.keys() - {"t0.txt"}
 
     said = pipeline.forget("t0.txt")
-    assert f"Up to {len(others)} other documents have some of its wording" in said
+    assert f"Up to {len(others)} other documents have some of this wording" in said
     assert "with it" not in said and "--similar drop." in said
     pipeline.forget("t0.txt", "--yes")
     quotation = f"{story('other', 15)} {' '.join(ticket(0).split()[:15])}"
