@@ -24,7 +24,7 @@ from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.text import Shingles, WordSums, fold, shingle, sum_words
 
 COMMON_TEXTS = 100
-"""An n-gram in more evaluation texts than this is a set phrase, which says nothing of any."""
+"""An n-gram in more reference texts than this is a set phrase, which says nothing of any text."""
 PAIRS_AT_ONCE = 1 << 24
 """Pairs of a document's n-gram and a text that has it; they take about 0.5 GB."""
 
@@ -90,13 +90,6 @@ class NGrams:
         """Where each different n-gram begins, and the end."""
         return np.append(np.flatnonzero(run_starts(self.hashes)), len(self.hashes))
 
-    def without_common(self, most_texts: int) -> "NGrams":
-        """The same texts without n-grams that more of them have."""
-        counts = np.diff(self._starts)
-        kept = np.repeat(counts <= most_texts, counts)
-        texts = self.texts[kept]
-        return NGrams(self.hashes[kept], texts, np.bincount(texts, minlength=len(self.sizes)))
-
     def text_keys(self) -> np.ndarray:
         """A hash of each text's n-grams: uint64, shape (texts,)."""
         keys = np.zeros(len(self.sizes), np.uint64)
@@ -108,7 +101,7 @@ class NGrams:
         """The larger of the two shares (`overlaps`), for each document."""
         held = self.lookup.find(shingles.hashes)
         hashes, documents = shingles.hashes[held], _owners(shingles)[held]
-        document, text, common = self._count(hashes, documents)
+        document, text, common = self._count(hashes, documents, COMMON_TEXTS)
         covered = np.zeros(len(shingles.offsets) - 1)
         np.maximum.at(covered, document, common / self.sizes[text])
         # `overlaps` passes only documents with n-grams: `reduceat` takes no empty ones.
@@ -118,7 +111,7 @@ class NGrams:
     def common(self, shingles: Shingles) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Find pairs of a document and a text that share n-grams, and count the different ones.
 
-        Yields arrays of shape (pairs,), for some documents at a time, in
+        Set phrases count as well. Yields arrays of shape (pairs,), for some documents at a time, in
         their order.
         """
         held = self.lookup.find(shingles.hashes)
@@ -129,22 +122,19 @@ class NGrams:
         first = np.flatnonzero(run_starts(documents))
         batches = first[run_starts(pairs[first] // PAIRS_AT_ONCE)]
         for start, end in pairwise([*batches, len(documents)]):
-            yield self._count(hashes[start:end], documents[start:end])
-
-    def holders(self, shingles: Shingles) -> np.ndarray:
-        """In how many documents each different n-gram is: int64, in the order of `lookup`."""
-        held = self.lookup.find(shingles.hashes)
-        hashes, _ = _each_once(shingles.hashes[held], _owners(shingles)[held])
-        return np.bincount(self.lookup.place(hashes), minlength=len(self.lookup.ordered))
+            # Without a limit to the texts of an n-gram: of very many forgotten texts that are
+            # alike, each has to be found.
+            yield self._count(hashes[start:end], documents[start:end], len(self.sizes))
 
     def _count(
-        self, hashes: np.ndarray, documents: np.ndarray
+        self, hashes: np.ndarray, documents: np.ndarray, most_texts: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The pairs of `common`, from n-grams of these."""
+        """The pairs of `common`, from n-grams of these; those in more texts count for none."""
         hashes, documents = _each_once(hashes, documents)
         place = self.lookup.place(hashes)
         first = self._starts[place]
         counts = self._starts[place + 1] - first
+        counts[counts > most_texts] = 0
         texts = self.texts[spans(first, counts)]
         # A pair as one number, so that equal pairs can be counted.
         codes = np.repeat(documents, counts) * len(self.sizes) + texts
@@ -267,8 +257,7 @@ def save_evaluation_ngrams(
     if not urls:
         return None
     texts = [text for url in urls for text in read_texts(url)]
-    references = text_ngrams(texts, settings.ngram_size)
-    return save_ngrams(folder, references.without_common(COMMON_TEXTS))
+    return save_ngrams(folder, text_ngrams(texts, settings.ngram_size))
 
 
 def read_texts(url: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from artifacts.cache import cache_key, read_cached, write_cached
@@ -23,6 +23,7 @@ from artifacts.numbers import ends_of, sorted_unique
 from artifacts.shards.format import in_split
 from artifacts.storage import files
 from spark_jobs.decontaminate.ngrams import (
+    COMMON_TEXTS,
     Lookup,
     NGrams,
     group_ngrams,
@@ -173,13 +174,12 @@ def _changed_ngrams(folder: str, earlier: str, references: str) -> Lookup | None
     return Lookup(sorted_unique(np.concatenate(hashes)))
 
 
-COMMON_HELD_OUT = 5
-"""An n-gram in more held-out texts than this, none of which is a near-copy of another, is wording
-of the whole corpus, such as a standard answer, which new text has as well. It counts for none."""
 BYTES_PER_WORD = 6
 """Of text, including the space; a text has nearly as many n-grams as words."""
 REFERENCE_SCHEMA = pa.schema([("ngram", pa.int64()), ("text", pa.int64()), ("size", pa.int64())])
-"""An n-gram of a reference text, and how many different ones the text has."""
+"""An n-gram of a reference text, and how many different ones the text has; `SET_PHRASE` in place of
+the text of one that is in more texts than count."""
+SET_PHRASE = -1
 HELD_SCHEMA = pa.schema([("ngram", pa.int64()), ("part", pa.int64())])
 """An n-gram that the training text of a part holds."""
 _TEXTS_IN_SOURCE = 1 << 32
@@ -191,8 +191,7 @@ text, with every text that has them. Others among them change no overlap."""
 
 
 ReferenceTexts = Part | str
-"""A part with held-out documents, or the URL of n-grams of evaluation texts (`save_ngrams`); these
-come last."""
+"""A part with held-out documents, or the URL of n-grams of evaluation texts (`save_ngrams`)."""
 
 
 def send_references(
@@ -201,10 +200,7 @@ def send_references(
     """Gather the n-grams on the driver, and write them for all tasks."""
     gather = partial(_save, overlaps=overlaps, folder=f"{run.scratch}/{uuid.uuid4().hex}")
     records = map_tasks(run.spark, "reading held-out texts", sources, gather, run.report)
-    groups = [load_ngrams(record["url"]) for record in records]
-    own = [group for group, source in zip(groups, sources, strict=True) if isinstance(source, Part)]
-    others = groups[len(own) :]
-    ngrams = join_ngrams([join_ngrams(own).without_common(COMMON_HELD_OUT), *others])
+    ngrams = join_ngrams(load_ngrams(record["url"]) for record in records)
     url = save_ngrams(run.scratch, ngrams)
     overlaps.remember(url)
     # All of them for every part: they lie in one file, which a worker reads only once.
@@ -234,9 +230,7 @@ def join_references(
     work = Work(run.spark, text_bytes // BYTES_PER_WORD, run.scratch, run.report)
     references = work.over_parts(sources, partial(_list, overlaps=overlaps), REFERENCE_SCHEMA)
     held = work.over_parts(parts, partial(_list_held, overlaps=overlaps), HELD_SCHEMA)
-    own = sum(isinstance(source, Part) for source in sources)
-    references = _without_common(references, own * _TEXTS_IN_SOURCE)
-    held_references = held.join(references, "ngram")
+    held_references = held.join(_without_set_phrases(work, references), "ngram")
     places = work.by_part(held_references, REFERENCE_SCHEMA, "finding held-out n-grams").places
     return partial(_joined, places=places)
 
@@ -255,20 +249,29 @@ def _list_held(number: int, part: Part, overlaps: PartOverlaps) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=HELD_SCHEMA)
 
 
-def _without_common(references: DataFrame, own: int) -> DataFrame:
-    """The rows without common n-grams of held-out texts, whose numbers are below `own`."""
-    held_out = references.where(F.col("text") < own)
-    common = held_out.groupBy("ngram").count().where(F.col("count") > COMMON_HELD_OUT)
-    left = held_out.join(common, "ngram", "left_anti").drop("size")
-    sizes = left.groupBy("text").agg(F.count("*").alias("size"))
-    left = left.join(sizes, "text").select(*REFERENCE_SCHEMA.names)
-    return left.union(references.where(F.col("text") >= own))
+def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
+    """The same rows, but a single one for an n-gram that is a set phrase (`COMMON_TEXTS`)."""
+    place = F.row_number().over(Window.partitionBy("ngram").orderBy("text")).alias("place")
+    # One text past the limit is enough to tell a set phrase.
+    first = references.select("*", place).where(F.col("place") <= COMMON_TEXTS + 1)
+    first = work.keep(first, "reading held-out texts")
+    common = first.where(F.col("place") > COMMON_TEXTS)
+    phrases = common.select("ngram", F.lit(SET_PHRASE).alias("text"), F.lit(1).alias("size"))
+    return first.drop("place").join(phrases, "ngram", "left_anti").union(phrases)
 
 
 def _joined(number: int, places: dict[int, RowLocation]) -> NGrams:
     """The n-grams that the part holds, from its rows of `REFERENCE_SCHEMA`."""
     rows = places[number].read() if number in places else REFERENCE_SCHEMA.empty_table()
-    ngrams, texts, sizes = (np.asarray(rows[name]) for name in REFERENCE_SCHEMA.names)
+    return _as_ngrams(*(np.asarray(rows[name]) for name in REFERENCE_SCHEMA.names))
+
+
+def _as_ngrams(ngrams: np.ndarray, texts: np.ndarray, sizes: np.ndarray) -> NGrams:
+    """Rows of `REFERENCE_SCHEMA` as n-grams; a set phrase is repeated so that it counts as one."""
+    times = np.where(texts == SET_PHRASE, COMMON_TEXTS + 1, 1)
+    hashes, texts, sizes = (
+        np.repeat(column, times) for column in (ngrams.view(np.uint64), texts, sizes)
+    )
     _, first, numbers = np.unique(texts, return_index=True, return_inverse=True)
-    order = np.argsort(ngrams.view(np.uint64), kind="stable")
-    return NGrams(ngrams.view(np.uint64)[order], numbers[order], sizes[first])
+    order = np.argsort(hashes, kind="stable")
+    return NGrams(hashes[order], numbers[order], sizes[first])
