@@ -39,7 +39,7 @@ MEANINGS = {
     "path": "The file, relative to the source.",
     "language": "The programming language of code, by the file's name.",
     "example": "A conversation, a pair or a labeled text as JSON, if the recipe learns from those.",
-    "cluster": "Documents with the same value are copies or near-copies of each other.",
+    "cluster": "Documents with the same value are near-copies or versions of each other.",
     "bytes": "Size of the text in UTF-8.",
     "tokens": "Tokens of the text, including its start and end tokens.",
     "text_hash": "A hash of the normalized text.",

@@ -21,7 +21,8 @@ class NearDuplicateSettings(Settings):
     """How near-copies are found: MinHash candidates, verified by true Jaccard similarity."""
 
     enabled: bool = True
-    """Whether to search for near-copies; exact copies are always searched for."""
+    """Whether to search for near-copies, and for versions of a document, which share less but stay
+    in one split; exact copies are always searched for."""
     threshold: float = Field(default=0.8, gt=0.3, le=1)
     """Minimum Jaccard similarity of the word-shingle sets of two near-copies."""
     shingle_words: int = Field(default=5, ge=1)
@@ -44,9 +45,9 @@ class DecontaminationSettings(Settings):
     without spaces between words, each character counts as a word."""
     maximum_overlap: float = Field(default=0.5, ge=0, le=1)
     """Maximum share of a document's n-grams that may appear in evaluation text, and of a single
-    evaluation text's n-grams that may appear in the document. Overlaps below 0.5 are mostly set
-    phrases and parameter lists. N-grams of more than five held-out texts count for none: they are
-    wording of the whole corpus. 1 turns the check off, except for text to replay."""
+    evaluation text's n-grams that may appear in the document. Boilerplate, which held-out text of
+    three or more duplicate clusters contains, does not count. Overlaps below 0.5 are mostly set
+    phrases and parameter lists. 1 turns the check off, except for text to replay."""
 
 
 class ClassifierSettings(Settings):
@@ -90,8 +91,8 @@ class TemplateSettings(Settings):
 
 
 class SplitSettings(Settings):
-    """How new text is divided, by duplicate clusters: each is a document with its copies and
-    near-copies, if there are any.
+    """How new text is divided, by duplicate clusters: each is a document with its copies,
+    near-copies and versions, if there are any.
 
     Text that a model was trained on never becomes validation or held-out text later, nor the
     reverse, whatever changes here.

@@ -285,14 +285,17 @@ def checkpoint(
 
 def _need_held_out(pipeline: PipelineResource, shards: Artifact) -> None:
     """Raise UserError where the gate could not judge a model of these shards."""
-    held_out = list_documents(
-        ShardSet(shards.url, ShardStats.model_validate(shards.stats), "held_out")
-    )
-    divisible = sum(shards.stats["documents"][split] for split in SPLITS)
+    stats = ShardStats.model_validate(shards.stats)
+    clusters = {
+        split: pc.count_distinct(
+            list_documents(ShardSet(shards.url, stats, split))["cluster"]
+        ).as_py()
+        for split in SPLITS
+    }
     # This holds even if that checkpoint was deleted: what a model has read stays in its split.
     is_trained = pipeline.record.recorded("checkpoint") is not None
-    clusters = pc.count_distinct(held_out["cluster"]).as_py()
-    if obstacle := held_out_obstacle(clusters, 0 if is_trained else divisible, pipeline.settings):
+    divisible = 0 if is_trained else sum(clusters.values())
+    if obstacle := held_out_obstacle(clusters["held_out"], divisible, pipeline.settings):
         raise UserError(obstacle)
 
 

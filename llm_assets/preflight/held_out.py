@@ -129,14 +129,15 @@ def held_out_obstacle(clusters: int, documents: float, settings: PipelineSetting
 
     Args:
         clusters: independent documents that are held out.
-        documents: all documents of the text, some of which can still be held out; 0 once a model
+        documents: all independent documents, some of which can still be held out; 0 once a model
             has read them, because splits do not change afterwards.
     """
     gate = settings.model_version.gate
     # An exam asks about facts, of which it needs enough, and held-out text decides nothing.
     if gate.metric == "exam" or clusters >= gate.minimum_documents:
         return None
-    line = f"Only {clusters:,} independent documents are held out, near-copies counted as one"
+    line = f"Only {clusters:,} independent documents are held out, near-copies and versions "
+    line += "counted as one"
     return _obstacle(line, documents, settings)
 
 

@@ -13,6 +13,12 @@ cluster with text of an earlier corpus follows that text:
 - With text that was trained on, it is trained on. If the settings hold one of its sources out, it
   is dropped instead: it could not evaluate what was trained on it.
 
+Versions of a document, which share too little to be near-copies and so much that decontamination
+would drop those beside held-out ones (`near_copies.find_versions`), are one cluster, too. Where
+the record has versions in several splits, as from before versions were looked for, those stay
+there: held-out or validation text beside versions that were trained on, and validation text beside
+held-out text, is a cluster of its own.
+
 A cluster of new texts follows, in this order: a source that the settings set apart for judging; the
 document that had one of its ids before, since it is an edit of it, unless the id is a row's number;
 a source that they assign to `train`; the cluster's hash.
@@ -131,6 +137,12 @@ _DIGITS = 15
 assert set(get_args(Split)) == {*NAMES[1:]}
 
 
+MOST_GROUPS = 20
+"""Groups of near-copies in a cluster that may be held out or validation text. A larger one, such as
+minutes that were copied forward for years, is trained on: held out, it would take much of the text
+from training, and still judge as one document."""
+
+
 def by_hash(clusters: pa.Array, settings: SplitSettings, groups: np.ndarray) -> np.ndarray:
     """Codes of the splits that cluster ids fall into: shape (clusters,).
 
@@ -155,7 +167,7 @@ def by_hash(clusters: pa.Array, settings: SplitSettings, groups: np.ndarray) -> 
     held_out = pc.less(clusters, _threshold(settings.held_out))
     either = pc.less(clusters, _threshold(settings.held_out + settings.validation))
     codes = pc.if_else(held_out, HELD_OUT, pc.if_else(either, VALIDATION, TRAIN))
-    return codes.to_numpy(zero_copy_only=False)
+    return np.where(groups > MOST_GROUPS, TRAIN, codes.to_numpy(zero_copy_only=False))
 
 
 def _threshold(share: float) -> str:

@@ -28,7 +28,7 @@ from artifacts.examples import (
     write_example,
 )
 from artifacts.libraries import UNICODE
-from artifacts.numbers import mix
+from artifacts.numbers import mix, sorted_unique
 from artifacts.words import UNSPACED_CLASS
 from spark_jobs.clean.classify import classify, label_fields
 from spark_jobs.decontaminate.ngrams import load_ngrams, ngrams_of, overlaps
@@ -192,6 +192,43 @@ def signatures(shingles: Shingles, permutations: int) -> np.ndarray:
     return result.T
 
 
+SAMPLED_SHINGLES = 64
+"""Shingles in a text's sample: what share two texts have in common is known to within 0.06."""
+NO_SAMPLE = np.uint32(0xFFFFFFFF)
+
+
+def sample_shingles(shingles: Shingles, room: float = 1.35) -> np.ndarray:
+    """Each text's shingles of smallest hash: uint32 of shape (texts, SAMPLED_SHINGLES).
+
+    Texts that share shingles share the same part of their samples (Broder, 1997). Shorter texts
+    have no sample, only `NO_SAMPLE`: what they share is a set phrase.
+
+    Args:
+        room: times as many hashes as a sample has are looked at, where hashes are uniform.
+    """
+    sizes = np.diff(shingles.offsets)
+    bounds = np.minimum(room * SAMPLED_SHINGLES / sizes, 1 - 2**-53) * 2.0**64
+    low = np.flatnonzero(shingles.hashes <= np.repeat(bounds.astype(np.uint64), sizes))
+    owner = np.repeat(np.arange(len(sizes)), np.diff(np.searchsorted(low, shingles.offsets)))
+    # The text above the hash's upper 40 bits, so that one sort orders the hashes of every text.
+    above = np.uint64(40)
+    keys = owner.astype(np.uint64) << above | shingles.hashes[low] >> (np.uint64(64) - above)
+    keys = sorted_unique(keys)
+    owner = (keys >> above).astype(np.int64)
+    counts = np.bincount(owner, minlength=len(sizes))
+    place = np.arange(len(keys)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_sampled = (place < SAMPLED_SHINGLES) & (counts[owner] >= SAMPLED_SHINGLES)
+    result = np.full((len(sizes), SAMPLED_SHINGLES), NO_SAMPLE)
+    # Small hashes are alike in their upper bits, which would give them few different numbers.
+    spread = mix(keys[is_sampled] << (np.uint64(64) - above)) >> np.uint64(32)
+    result[owner[is_sampled], place[is_sampled]] = spread.astype(np.uint32)
+    # The hashes of one text in a hundred are larger, and of those that repeat themselves fewer.
+    is_short = (counts < SAMPLED_SHINGLES) & (sizes > room * SAMPLED_SHINGLES)
+    if is_short.any():
+        result[is_short] = sample_shingles(shingles.select(is_short), room=np.inf)
+    return result
+
+
 def band_keys(signature: np.ndarray, bands: Bands) -> np.ndarray:
     """One uint64 a band: equal keys of the same band mean equal rows. Shape (texts, bands)."""
     # Permutations that are left over fill no band.
@@ -223,7 +260,7 @@ def prepared_schema(settings: CleanCorpusSettings) -> pa.Schema:
     `text_hash` is equal for exact copies, `fault` says why a document is dropped, whatever the
     others are; `shape` is equal for texts of one template (`text.shapes`), null for those of none.
     Classifiers add columns of theirs (`classify.label_fields`). Without near-duplicate
-    search, `bands` and `signature` are left out.
+    search, `bands`, `signature` and `sample` are left out.
     """
     bands = bands_of(settings)
     fields = [
@@ -244,6 +281,7 @@ def prepared_schema(settings: CleanCorpusSettings) -> pa.Schema:
         fields += [
             ("bands", pa.binary(8 * bands.bands)),
             ("signature", pa.binary(bands.permutations)),
+            ("sample", pa.binary(4 * SAMPLED_SHINGLES)),
         ]
     return pa.schema(fields)
 
@@ -350,7 +388,7 @@ def prepare_part(
         # Read again soon, by few: fast compression matters more than size.
         compression = dict.fromkeys(prepared_schema(settings).names, "lz4")
         # Hashes hardly shrink.
-        for column in ("text_hash", "bands", "signature"):
+        for column in ("text_hash", "bands", "signature", "sample"):
             if column in compression:
                 compression[column] = "none"
         return to_parquet(prepare_rows(raw.read(columns), settings, ngrams), compression)
@@ -413,6 +451,7 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
         # Hashing", 2010): one of 256 others agrees by chance, so that a few pairs too many are
         # compared, and none too few.
         columns["signature"] = fixed_binary(signature.astype(np.uint8))
+        columns["sample"] = fixed_binary(sample_shingles(shingles))
     return pa.table(columns, prepared_schema(settings))
 
 

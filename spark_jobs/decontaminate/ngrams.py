@@ -8,7 +8,7 @@ may hold nearly all of a shorter one. The hashes are those of `spark_jobs.text`.
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -17,14 +17,17 @@ import numpy as np
 import pyarrow as pa
 
 from artifacts.errors import UserError
-from artifacts.numbers import ends_of, mix, run_starts, spans
+from artifacts.numbers import ends_of, mix, run_starts, sorted_unique, spans
 from artifacts.storage import files
 from spark_jobs.runtime.parquet import flat_bytes
 from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.text import Shingles, WordSums, fold, shingle, sum_words
 
-COMMON_TEXTS = 100
-"""An n-gram in more reference texts than this is a set phrase, which says nothing of any text."""
+COMMON_TEXTS, COMMON_CLUSTERS = 100, 2
+"""An n-gram in more reference texts, or in held-out texts of more clusters, than this is a set
+phrase, which says nothing of any text. Of clusters, few are enough: where a twentieth of the text
+is held out, what three share is in some sixty, such as a clause that all contracts have. It is
+trained on with any of them, so that it is no reason to drop one."""
 PAIRS_AT_ONCE = 1 << 24
 """Pairs of a document's n-gram and a text that has it; they take about 0.5 GB."""
 
@@ -76,6 +79,10 @@ class NGrams:
     """int64: the text of each n-gram, by number."""
     sizes: np.ndarray
     """int64: different n-grams in each text."""
+    clusters: np.ndarray
+    """uint64: the cluster of each held-out text, by a hash of its name; 0 for evaluation texts."""
+    phrases: np.ndarray
+    """uint64, sorted: set phrases, which count for nothing; the fields above are without them."""
     url: str | None = None
     """Where they were read from; its last part is a hash of the content. None if they were not read
     from a file."""
@@ -84,6 +91,10 @@ class NGrams:
     def lookup(self) -> Lookup:
         """Each n-gram once."""
         return Lookup(self.hashes[self._starts[:-1]])
+
+    @cached_property
+    def _phrase_lookup(self) -> Lookup:
+        return Lookup(self.phrases)
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -97,16 +108,36 @@ class NGrams:
         np.add.at(keys, self.texts, mix(self.hashes))
         return keys
 
+    def without_phrases(self) -> "NGrams":
+        """The same n-grams, but for set phrases."""
+        counts = np.diff(self._starts)
+        # Most are in few texts, whose clusters need not be counted.
+        is_frequent = np.repeat(counts > COMMON_CLUSTERS, counts)
+        hashes, clusters = self.hashes[is_frequent], self.clusters[self.texts[is_frequent]]
+        hashes, _ = _each_once(hashes[clusters > 0], clusters[clusters > 0])
+        different = np.flatnonzero(run_starts(hashes))
+        times = np.diff(np.append(different, len(hashes)))
+        of_clusters = hashes[different[times > COMMON_CLUSTERS]]
+        of_texts = self.lookup.ordered[counts > COMMON_TEXTS]
+        phrases = sorted_unique(np.concatenate([self.phrases, of_clusters, of_texts]))
+        is_phrase = Lookup(phrases).find(self.hashes)
+        sizes = self.sizes - np.bincount(self.texts[is_phrase], minlength=len(self.sizes))
+        rest = self.hashes[~is_phrase], self.texts[~is_phrase]
+        return NGrams(*rest, sizes, self.clusters, phrases)
+
     def overlap(self, shingles: Shingles) -> np.ndarray:
         """The larger of the two shares (`overlaps`), for each document."""
         held = self.lookup.find(shingles.hashes)
         hashes, documents = shingles.hashes[held], _owners(shingles)[held]
-        document, text, common = self._count(hashes, documents, COMMON_TEXTS)
+        document, text, common = self._count(hashes, documents)
         covered = np.zeros(len(shingles.offsets) - 1)
         np.maximum.at(covered, document, common / self.sizes[text])
+        own = ~self._phrase_lookup.find(shingles.hashes)
         # `overlaps` passes only documents with n-grams: `reduceat` takes no empty ones.
-        counts = np.add.reduceat(held.astype(np.int64), shingles.offsets[:-1])
-        return np.maximum(counts / np.diff(shingles.offsets), covered)
+        counts, of = (
+            np.add.reduceat(one.astype(np.int64), shingles.offsets[:-1]) for one in (held, own)
+        )
+        return np.maximum(counts / np.maximum(of, 1), covered)
 
     def common(self, shingles: Shingles) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Find pairs of a document and a text that share n-grams, and count the different ones.
@@ -122,19 +153,22 @@ class NGrams:
         first = np.flatnonzero(run_starts(documents))
         batches = first[run_starts(pairs[first] // PAIRS_AT_ONCE)]
         for start, end in pairwise([*batches, len(documents)]):
-            # Without a limit to the texts of an n-gram: of very many forgotten texts that are
-            # alike, each has to be found.
-            yield self._count(hashes[start:end], documents[start:end], len(self.sizes))
+            yield self._count(hashes[start:end], documents[start:end])
+
+    def holders(self, shingles: Shingles) -> np.ndarray:
+        """In how many documents each different n-gram is: int64, in the order of `lookup`."""
+        held = self.lookup.find(shingles.hashes)
+        hashes, _ = _each_once(shingles.hashes[held], _owners(shingles)[held])
+        return np.bincount(self.lookup.place(hashes), minlength=len(self.lookup.ordered))
 
     def _count(
-        self, hashes: np.ndarray, documents: np.ndarray, most_texts: int
+        self, hashes: np.ndarray, documents: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The pairs of `common`, from n-grams of these; those in more texts count for none."""
+        """The pairs of `common`, from n-grams of these."""
         hashes, documents = _each_once(hashes, documents)
         place = self.lookup.place(hashes)
         first = self._starts[place]
         counts = self._starts[place + 1] - first
-        counts[counts > most_texts] = 0
         texts = self.texts[spans(first, counts)]
         # A pair as one number, so that equal pairs can be counted.
         codes = np.repeat(documents, counts) * len(self.sizes) + texts
@@ -154,14 +188,25 @@ def ngrams_of(texts: WordSums, size: int) -> Shingles:
 
 
 def text_ngrams(texts: list[str], size: int) -> NGrams:
-    """The n-grams of reference texts; shorter texts give none."""
-    return group_ngrams(ngrams_of(sum_words(list(map(fold, texts))), size))
+    """The n-grams of evaluation texts, without set phrases; shorter texts give none."""
+    return group_ngrams(ngrams_of(sum_words(list(map(fold, texts))), size)).without_phrases()
 
 
-def group_ngrams(ngrams: Shingles) -> NGrams:
-    """The n-grams of reference texts, from those of each text (`ngrams_of`)."""
+def group_ngrams(ngrams: Shingles, clusters: Sequence[str] = ()) -> NGrams:
+    """The n-grams of reference texts, from those of each text (`ngrams_of`).
+
+    Args:
+        clusters: the cluster of each text, if they are held-out texts.
+    """
     hashes, owners = _each_once(ngrams.hashes, _owners(ngrams))
-    return NGrams(hashes, owners, np.bincount(owners, minlength=len(ngrams.offsets) - 1))
+    count = len(ngrams.offsets) - 1
+    names = np.zeros(count, np.uint64)
+    for place, cluster in enumerate(clusters):
+        digest = hashlib.blake2b(cluster.encode(), digest_size=8).digest()
+        # Never 0, and of 63 bits, as Spark has only signed numbers.
+        names[place] = int.from_bytes(digest, "little") >> 1 | 1
+    none = np.empty(0, np.uint64)
+    return NGrams(hashes, owners, np.bincount(owners, minlength=count), names, none)
 
 
 def _owners(shingles: Shingles) -> np.ndarray:
@@ -188,14 +233,18 @@ def join_ngrams(groups: Iterable[NGrams]) -> NGrams:
     )
     # Stable, so that the texts of one n-gram stay in the order of their numbers.
     order = np.argsort(hashes, kind="stable")
-    return NGrams(hashes[order], texts[order], np.concatenate([group.sizes for group in groups]))
+    sizes, clusters, phrases = (
+        np.concatenate([getattr(group, name) for group in groups])
+        for name in ("sizes", "clusters", "phrases")
+    )
+    return NGrams(hashes[order], texts[order], sizes, clusters, phrases).without_phrases()
 
 
 def overlaps(ngrams: Shingles, references: NGrams) -> np.ndarray:
     """How much each text has in common with the reference texts, from 0 to 1.
 
     The larger of two shares: of the text's n-grams that stand in reference texts, and of one
-    reference text's that stand in it. Texts without n-grams have 0.
+    reference text's that stand in it. Set phrases count for neither. Texts without n-grams have 0.
 
     Args:
         ngrams: of `ngrams_of`.
@@ -213,7 +262,8 @@ def save_ngrams(folder: str, ngrams: NGrams) -> str:
     content = io.BytesIO()
     # numpy gives all entries of an archive one fixed time, so equal n-grams are equal bytes: caches
     # know them by a hash of these.
-    np.savez(content, hashes=ngrams.hashes, texts=ngrams.texts, sizes=ngrams.sizes)
+    names = ("hashes", "texts", "sizes", "clusters", "phrases")
+    np.savez(content, **{name: getattr(ngrams, name) for name in names})
     digest = hashlib.sha256(content.getvalue()).hexdigest()
     url = f"{folder}/ngrams-{digest[:32]}.npz"
     files.write(url, content.getvalue(), sync=False)

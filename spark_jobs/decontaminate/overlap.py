@@ -23,6 +23,7 @@ from artifacts.numbers import ends_of, sorted_unique
 from artifacts.shards.format import in_split
 from artifacts.storage import files
 from spark_jobs.decontaminate.ngrams import (
+    COMMON_CLUSTERS,
     COMMON_TEXTS,
     Lookup,
     NGrams,
@@ -171,14 +172,18 @@ def _changed_ngrams(folder: str, earlier: str, references: str) -> Lookup | None
         ngrams.hashes[~np.isin(of_texts, same)[ngrams.texts]]
         for ngrams, of_texts in zip(references_of_both, keys, strict=True)
     ]
+    earlier_phrases, phrases = (ngrams.phrases for ngrams in references_of_both)
+    hashes.append(np.setxor1d(earlier_phrases, phrases))
     return Lookup(sorted_unique(np.concatenate(hashes)))
 
 
 BYTES_PER_WORD = 6
 """Of text, including the space; a text has nearly as many n-grams as words."""
-REFERENCE_SCHEMA = pa.schema([("ngram", pa.int64()), ("text", pa.int64()), ("size", pa.int64())])
-"""An n-gram of a reference text, and how many different ones the text has; `SET_PHRASE` in place of
-the text of one that is in more texts than count."""
+REFERENCE_SCHEMA = pa.schema(
+    [(name, pa.int64()) for name in ("ngram", "text", "size", "of_cluster")]
+)
+"""An n-gram of a reference text, how many different ones the text has, and the text's cluster;
+`SET_PHRASE` in place of the text of a set phrase."""
 SET_PHRASE = -1
 HELD_SCHEMA = pa.schema([("ngram", pa.int64()), ("part", pa.int64())])
 """An n-gram that the training text of a part holds."""
@@ -216,7 +221,9 @@ def _save(source: ReferenceTexts, overlaps: PartOverlaps, folder: str) -> dict[s
 def _read(source: ReferenceTexts, overlaps: PartOverlaps) -> NGrams:
     if isinstance(source, str):
         return load_ngrams(source)
-    return group_ngrams(overlaps.held_out_ngrams(source))
+    documents = source.read(["cluster", "split"])
+    clusters = documents["cluster"].filter(pa.array(in_split(documents, "held_out")))
+    return group_ngrams(overlaps.held_out_ngrams(source), clusters.to_pylist())
 
 
 def join_references(
@@ -238,8 +245,17 @@ def join_references(
 def _list(number: int, source: ReferenceTexts, overlaps: PartOverlaps) -> pa.Table:
     ngrams = _read(source, overlaps)
     # Numbers of texts that are unique over all sources.
-    texts = number * _TEXTS_IN_SOURCE + ngrams.texts
-    columns = [ngrams.hashes.view(np.int64), texts, ngrams.sizes[ngrams.texts]]
+    texts = np.append(
+        number * _TEXTS_IN_SOURCE + ngrams.texts, np.full(len(ngrams.phrases), SET_PHRASE)
+    )
+    hashes = np.append(ngrams.hashes, ngrams.phrases).view(np.int64)
+    nothing = np.zeros(len(ngrams.phrases), np.int64)
+    columns = [
+        hashes,
+        texts,
+        np.append(ngrams.sizes[ngrams.texts], nothing),
+        np.append(ngrams.clusters[ngrams.texts].astype(np.int64), nothing),
+    ]
     return pa.Table.from_arrays(list(map(pa.array, columns)), schema=REFERENCE_SCHEMA)
 
 
@@ -250,14 +266,26 @@ def _list_held(number: int, part: Part, overlaps: PartOverlaps) -> pa.Table:
 
 
 def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
-    """The same rows, but a single one for an n-gram that is a set phrase (`COMMON_TEXTS`)."""
-    place = F.row_number().over(Window.partitionBy("ngram").orderBy("text")).alias("place")
-    # One text past the limit is enough to tell a set phrase.
-    first = references.select("*", place).where(F.col("place") <= COMMON_TEXTS + 1)
-    first = work.keep(first, "reading held-out texts")
-    common = first.where(F.col("place") > COMMON_TEXTS)
-    phrases = common.select("ngram", F.lit(SET_PHRASE).alias("text"), F.lit(1).alias("size"))
-    return first.drop("place").join(phrases, "ngram", "left_anti").union(phrases)
+    """The rows of `NGrams.without_phrases`, and one of each set phrase."""
+    of_ngram = Window.partitionBy("ngram")
+    texts = F.row_number().over(of_ngram.orderBy("text")).alias("texts")
+    # Texts without a cluster have 0, and come last.
+    clusters = F.dense_rank().over(of_ngram.orderBy(F.desc("of_cluster"))).alias("clusters")
+    counted = references.select("*", texts, clusters)
+    is_phrase = (F.col("text") == SET_PHRASE) | (F.col("texts") > COMMON_TEXTS)
+    is_phrase |= (F.col("clusters") > COMMON_CLUSTERS) & (F.col("of_cluster") > 0)
+    phrases = work.keep(counted.where(is_phrase).select("ngram").distinct(), "finding set phrases")
+    lost = references.join(phrases, "ngram").groupBy("text").agg(F.count("*").alias("lost"))
+    size = F.col("size") - F.coalesce("lost", F.lit(0))
+    rest = references.join(phrases, "ngram", "left_anti").join(lost, "text", "left")
+    nothing = F.lit(0).cast("long")
+    marked = phrases.select(
+        "ngram",
+        F.lit(SET_PHRASE).cast("long").alias("text"),
+        nothing.alias("size"),
+        nothing.alias("of_cluster"),
+    )
+    return rest.withColumn("size", size).select(*REFERENCE_SCHEMA.names).union(marked)
 
 
 def _joined(number: int, places: dict[int, RowLocation]) -> NGrams:
@@ -266,12 +294,16 @@ def _joined(number: int, places: dict[int, RowLocation]) -> NGrams:
     return _as_ngrams(*(np.asarray(rows[name]) for name in REFERENCE_SCHEMA.names))
 
 
-def _as_ngrams(ngrams: np.ndarray, texts: np.ndarray, sizes: np.ndarray) -> NGrams:
-    """Rows of `REFERENCE_SCHEMA` as n-grams; a set phrase is repeated so that it counts as one."""
-    times = np.where(texts == SET_PHRASE, COMMON_TEXTS + 1, 1)
-    hashes, texts, sizes = (
-        np.repeat(column, times) for column in (ngrams.view(np.uint64), texts, sizes)
+def _as_ngrams(
+    ngrams: np.ndarray, texts: np.ndarray, sizes: np.ndarray, clusters: np.ndarray
+) -> NGrams:
+    """Rows of `REFERENCE_SCHEMA` as n-grams."""
+    hashes, is_text = ngrams.view(np.uint64), texts != SET_PHRASE
+    phrases = np.sort(hashes[~is_text])
+    hashes, texts, sizes, clusters = (
+        column[is_text] for column in (hashes, texts, sizes, clusters)
     )
     _, first, numbers = np.unique(texts, return_index=True, return_inverse=True)
     order = np.argsort(hashes, kind="stable")
-    return NGrams(hashes[order], numbers[order], sizes[first])
+    of_texts = sizes[first], clusters[first].astype(np.uint64)
+    return NGrams(hashes[order], numbers[order], *of_texts, phrases)

@@ -709,7 +709,7 @@ def test_too_few_documents_left_by_cleaning_stop_a_run_before_training(
     project.configure(model_version={"gate": {"minimum_documents": 90}})
 
     told = ask(project, "checkpoint", tags={JUDGED_TAG: "yes"})
-    assert "independent documents are held out, near-copies counted as one" in told
+    assert "independent documents are held out, near-copies and versions counted as one" in told
     assert "Set `clean_corpus.split.held_out: 0.60`, or add text." in told
     assert "run --unjudged" in told
     assert project.record.recorded("checkpoint") is None

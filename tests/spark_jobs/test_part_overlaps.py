@@ -7,8 +7,15 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decontaminate.ngrams import NGrams, load_ngrams, save_ngrams, text_ngrams
+from spark_jobs.decontaminate.ngrams import (
+    NGrams,
+    group_ngrams,
+    load_ngrams,
+    ngrams_of,
+    save_ngrams,
+)
 from spark_jobs.decontaminate.overlap import PartOverlaps
+from spark_jobs.text import sum_words
 
 SIZE = 2
 TEXTS = [" ".join(text) for text in ("abcde", "bcdea", "cde", "eeeab", "a", "abab", "deabc")]
@@ -30,7 +37,9 @@ def find_overlaps(
 
 
 def written(references: list[str], folder: Path) -> NGrams:
-    return load_ngrams(save_ngrams(str(folder), text_ngrams(references, SIZE)))
+    # Clusters by the first letter, so that some n-grams are set phrases, in some runs.
+    ngrams = group_ngrams(ngrams_of(sum_words(references), SIZE), [text[0] for text in references])
+    return load_ngrams(save_ngrams(str(folder), ngrams.without_phrases()))
 
 
 @settings(max_examples=60)
@@ -56,5 +65,5 @@ def test_texts_that_were_compared_are_not_read_again(tmp_path: Path) -> None:
 
     assert find_overlaps(tmp_path / "cache", TEXTS, fewer, may_read=False) == first
     assert find_overlaps(tmp_path / "cache", TEXTS[1:], fewer, may_read=False) == first[1:]
-    assert find_overlaps(tmp_path / "cache", TEXTS, more, may_read=False) > first
+    assert find_overlaps(tmp_path / "cache", TEXTS, more, may_read=False) != first
     assert find_overlaps(tmp_path / "cache", TEXTS, fewer, may_read=False) == first

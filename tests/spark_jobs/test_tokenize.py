@@ -12,7 +12,7 @@ from artifacts.errors import UserError
 from artifacts.examples import write_example
 from artifacts.shards.format import SPLITS, ShardStats, Split
 from artifacts.shards.shard_set import ShardSet
-from spark_jobs.decontaminate.overlap import COMMON_HELD_OUT
+from spark_jobs.decontaminate.ngrams import COMMON_CLUSTERS
 from spark_jobs.settings import (
     DecontaminationSettings,
     ExampleSettings,
@@ -267,7 +267,7 @@ def test_wording_that_many_held_out_texts_have_is_no_reason_to_leave_training_te
     held_out = [split_of(text_hash(text), SPLIT) == "held_out" for text in texts]
     texts[held_out.index(True)], texts[0] = texts[0], texts[held_out.index(True)]
     quoting = f"{' '.join(texts[0].split()[:30])} was asked"
-    assert sum(held_out) > COMMON_HELD_OUT and split_of(text_hash(quoting), SPLIT) == "train"
+    assert sum(held_out) > COMMON_CLUSTERS and split_of(text_hash(quoting), SPLIT) == "train"
     clean = write_clean(tmp_path / "clean", [*texts, quoting])
     settings = SETTINGS.model_copy(update={"decontamination": DecontaminationSettings()})
 

@@ -85,7 +85,9 @@ class SparkDecider(decider.Decider):
         groups = group_exact(work, documents, self._record, slice_)
         groups = thin_out(work, groups, self._run.settings.templates.keep)
         near = self._find_near(groups, parts)
-        texts = decide_survivors(work, groups, near.clusters, self._run.settings.split)
+        versions = self._find_versions(groups, near.clusters, parts)
+        split = self._run.settings.split
+        texts = decide_survivors(work, groups, near.clusters, versions, split)
         fates = work.keep(_document_fates(documents.where("not past"), texts), "deciding documents")
         counts = fates.groupBy("reason", "source").agg(
             F.count("*").alias("documents"),
@@ -168,6 +170,15 @@ class SparkDecider(decider.Decider):
             candidates=stars.count() + window.count(),
             verified=compared_first + compared_second,
         )
+
+    def _find_versions(
+        self, texts: DataFrame, near: DataFrame, parts: list[PreparedPart]
+    ) -> DataFrame:
+        """Link the versions of a document (`pairs.PAIR_SCHEMA`), as in memory."""
+        if not self._run.settings.near_duplicates.enabled:
+            return self._work.empty(pairs.PAIR_SCHEMA)
+        searched = texts.where(F.col("forced") <= history.TRAIN).join(near, "text", "left_anti")
+        return pairs.find_versions(self._work, searched, parts)
 
     def _not_among(self, documents: DataFrame) -> PartRows:
         """Rows of the record whose texts none of these documents has, and are not forgotten."""
@@ -372,13 +383,14 @@ _FATES = pa.schema(
 
 
 def decide_survivors(
-    work: Work, texts: DataFrame, copies: DataFrame, split: SplitSettings
+    work: Work, texts: DataFrame, copies: DataFrame, versions: DataFrame, split: SplitSettings
 ) -> DataFrame:
     """Decide what becomes of every text.
 
     Args:
         texts: of `group_exact`.
-        copies: the clusters of near-copies, of `pairs.connect`.
+        copies: the clusters of near-copies, of `pairs.connect`; `versions`: links between those of
+            one document.
 
     Returns:
         The columns of `texts`; `cluster` and its `cluster_name`; `cluster_reason`, why all of a
@@ -389,11 +401,12 @@ def decide_survivors(
     # As in memory, all texts of a shape are linked to the first of them.
     first = texts.where("shape is not null").groupBy("shape").agg(F.min("text").alias("low"))
     linked = texts.join(first, "shape").where("low < text").selectExpr("low", "text as high")
-    clusters = pairs.connect(
-        work, copies.selectExpr("cluster as low", "text as high").union(linked)
-    )
+    links = copies.selectExpr("cluster as low", "text as high").union(linked)
+    components = {"copies": copies, "cluster": pairs.connect(work, links)}
+    if has_versions := not versions.isEmpty():
+        components["family"] = pairs.connect(work, links.union(versions))
     clustered = texts
-    for name, members in (("copies", copies), ("cluster", clusters)):
+    for name, members in components.items():
         members = members.withColumnRenamed("cluster", name)
         clustered = clustered.join(members, "text", "left").withColumn(
             name, F.coalesce(name, "text")
@@ -402,6 +415,16 @@ def decide_survivors(
     facts = pa.schema([(column, pa.int64()) for column in _FACTS.values()])
     # In Arrow batches, so that the rules are the same code as in memory.
     own = clustered.mapInArrow(_state_facts, _with_columns(clustered, facts))
+    if has_versions:
+        guard, trained = (F.col(_FACTS[name]) for name in ("guard", "trained"))
+        of_cluster, of_family = (Window.partitionBy(name) for name in ("cluster", "family"))
+        own = own.withColumn("own_guard", F.max(guard).over(of_cluster))
+        was_trained = F.max(trained).over(of_family) > history.NONE
+        is_less = F.col("own_guard") < F.max(guard).over(of_family)
+        is_apart = (F.col("own_guard") > history.NONE) & (was_trained | is_less)
+        # Negative, since the first text of both may be the same.
+        cluster = F.when(is_apart, -1 - F.col("cluster")).otherwise(F.col("family"))
+        own = own.withColumn("cluster", cluster).drop("own_guard", "family")
     largest = own.groupBy("cluster").agg(
         *(F.max(column).alias(column) for column in _FACTS.values()),
         F.min("text_hash").alias("cluster_name"),

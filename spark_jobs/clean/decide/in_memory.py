@@ -39,6 +39,7 @@ from spark_jobs.clean.decide.near_copies import (
     comparison,
     components,
     find_near_duplicates,
+    find_versions,
     remember_pairs,
     shingle_sets,
 )
@@ -59,7 +60,13 @@ from spark_jobs.clean.history import (
     decide,
     representative_rank,
 )
-from spark_jobs.clean.prepare import Bands, PreparedPart, bands_of, matrix_of
+from spark_jobs.clean.prepare import (
+    SAMPLED_SHINGLES,
+    Bands,
+    PreparedPart,
+    bands_of,
+    matrix_of,
+)
 from spark_jobs.read.document import are_row_numbers
 from spark_jobs.runtime.parquet import READERS, PartRows, split_rows, write_part_rows
 from spark_jobs.runtime.tasks import map_tasks
@@ -138,7 +145,8 @@ class InMemoryDecider(decider.Decider):
             documents, texts, recorded, settings.split, settings.templates.keep
         )
         near = self._find_near(prepared, texts.representatives)
-        decided = decide_survivors(documents, texts, near, recorded, settings.split)
+        versions = self._find_versions(prepared, texts.representatives, near)
+        decided = decide_survivors(documents, texts, near, versions, recorded, settings.split)
         documents = decided.documents
         present = documents.filter(pc.invert(documents["past"]))
         stay = present.filter(pc.is_null(present["reason"]))
@@ -198,6 +206,19 @@ class InMemoryDecider(decider.Decider):
         hashes = _hashes_of(texts)[:, :_DIGITS_COMPARED]
         compare = remember_pairs(compare, hashes, near, run.cache)
         return find_near_duplicates(keys, compare, near.threshold)
+
+    def _find_versions(
+        self, prepared: PreparedParts, documents: np.ndarray, near: NearDuplicates
+    ) -> Edges:
+        """Link the versions of a document, but not those of sources that are set apart."""
+        settings, numbers = self._run.settings, np.arange(len(documents))
+        forced = by_source(prepared.documents["source"], settings.split)[documents]
+        is_searched = (forced <= TRAIN) & (_first_of(near.component, numbers) == numbers)
+        chosen = np.flatnonzero(is_searched & bool(bands_of(settings)))
+        found = find_versions(
+            prepared.fetch_matrix(documents[chosen], "sample", SAMPLED_SHINGLES, np.uint32)
+        )
+        return Edges(chosen[found.left], chosen[found.right], found.similarity)
 
     def _not_among(self, hashes: pa.ChunkedArray) -> PartRows:
         """Rows of the record whose texts have none of these hashes, and are not forgotten."""
@@ -390,6 +411,7 @@ def decide_survivors(
     documents: pa.Table,
     texts: Texts,
     near: NearDuplicates,
+    versions: Edges,
     recorded: Recorded,
     split: SplitSettings,
 ) -> Decisions:
@@ -397,19 +419,25 @@ def decide_survivors(
 
     Args:
         documents: the small columns, one row per document; nothing else of the corpus is needed.
-        texts: of `group_exact`; `near`: their near-copies.
+        texts: of `group_exact`; `near`: their near-copies; `versions`: links between those of one
+            document.
     """
     representatives = texts.representatives
     numbers = np.arange(len(representatives))
     # Texts of one shape are in one cluster, whether they are near-copies or not.
     of_shape = Edges(_first_of_shape(documents, representatives), numbers, np.zeros(len(numbers)))
     cluster = components(near.edges + of_shape, len(numbers))
+    facts = _text_facts(documents, texts, recorded, split)
+    if len(versions.left):
+        family = components(near.edges + of_shape + versions, len(numbers))
+        own, of_family = (_largest(facts.for_cluster(), one) for one in (cluster, family))
+        is_apart = (own.guard > NONE) & ((of_family.trained > NONE) | (own.guard < of_family.guard))
+        cluster = np.where(is_apart, len(numbers) + cluster, family)
     # Texts are in the order of their hashes, so the first names its cluster.
     named_by = pa.array(representatives[_first_of(cluster, numbers)])
     names = documents["text_hash"].take(named_by).combine_chunks()
     # How many groups of near-copies a cluster has: each group counts at its first text.
     groups = np.bincount(cluster, _first_of(near.component, numbers) == numbers)[cluster]
-    facts = _text_facts(documents, texts, recorded, split)
     fates = decide(facts, _largest(facts.for_cluster(), cluster), by_hash(names, split, groups))
 
     # Of each group of near-copies the best eligible text stays, and all that stay in any case.

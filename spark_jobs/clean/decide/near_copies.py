@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from artifacts.cache import cache_key
-from artifacts.numbers import ends_of, run_starts, sorted_unique
-from spark_jobs.clean.prepare import BUCKET_WINDOW, fixed_binary
+from artifacts.numbers import ends_of, run_starts, sorted_unique, spans
+from spark_jobs.clean.prepare import BUCKET_WINDOW, NO_SAMPLE, fixed_binary
 from spark_jobs.runtime.parquet import cached_rows
 from spark_jobs.settings import NearDuplicateSettings
 from spark_jobs.text import fold, shingle, sum_words
@@ -221,6 +221,66 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
         candidates=len(stars) + len(rest),
         verified=compared_first + compared_second,
     )
+
+
+COMMON_GROUPS = 20
+"""A shingle in more groups of near-copies than this is boilerplate, which links no two texts: one
+clause that all contracts have would make them one family."""
+VERSION_SHARE = 0.4
+"""Share of the smaller text's other shingles that two versions have in common. Decontamination
+drops from a half on (`DecontaminationSettings`); the rest is what a sample may be wrong by."""
+FEWEST_COMMON = 4
+"""Sampled shingles that two versions have in common at least, however much is boilerplate."""
+PROBED = 1 << 30
+"""Only texts that share a sampled shingle below this, a quarter of all, are searched: one pair of
+versions in a thousand is lost by that, and most texts that have none need not be compared."""
+_SAMPLES_AT_ONCE = 1 << 24
+
+
+def find_versions(samples: np.ndarray) -> Edges:
+    """Link texts that share much of what few others have: versions of one document.
+
+    Args:
+        samples: uint32 of shape (texts, any), of `prepare.sample_shingles`; one text of each group
+            of near-copies, since these count as one.
+    """
+    searched = sorted_unique(_shared_samples(samples, 0, PROBED)[1])
+    samples, count, none = samples[searched], len(searched), int(NO_SAMPLE)
+    sizes = np.sum(samples != NO_SAMPLE, axis=1)
+    pairs, common = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    step = (none + 1) // max(1, -(-samples.size // _SAMPLES_AT_ONCE))
+    for first in range(0, none, step):
+        group, text = _shared_samples(samples, first, min(first + step, none))
+        is_common = np.bincount(group)[group] > COMMON_GROUPS
+        sizes -= np.bincount(text[is_common], minlength=count)
+        group, text = group[~is_common], text[~is_common]
+        found = [np.empty(0, np.int64)]
+        for distance in range(1, COMMON_GROUPS):
+            same = np.flatnonzero(group[distance:] == group[:-distance])
+            found.append(text[same] * count + text[same + distance])
+        codes, times = np.unique(np.concatenate(found), return_counts=True)
+        pairs.append(codes)
+        common.append(times)
+    codes, places = np.unique(np.concatenate(pairs), return_inverse=True)
+    shared = np.bincount(places, np.concatenate(common), len(codes))
+    left, right = codes // max(1, count), codes % max(1, count)
+    enough = np.maximum(FEWEST_COMMON, VERSION_SHARE * np.minimum(sizes[left], sizes[right]))
+    left, right = searched[left[shared >= enough]], searched[right[shared >= enough]]
+    return Edges(left, right, np.zeros(len(left)))
+
+
+def _shared_samples(samples: np.ndarray, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sampled shingles from `first` to below `end` that several texts have: side by side, a number
+    of each, and the text."""
+    is_chosen = (samples >= first) & (samples < end)
+    # The shingle above the text's number, so that one sort brings the texts of each together.
+    text = np.repeat(np.arange(len(samples), dtype=np.uint64), is_chosen.sum(axis=1))
+    keys = np.sort(samples[is_chosen].astype(np.uint64) << np.uint64(32) | text)
+    begins = np.flatnonzero(run_starts(keys >> np.uint64(32)))
+    lengths = np.diff(np.append(begins, len(keys)))
+    begins, lengths = begins[lengths > 1], lengths[lengths > 1]
+    text = keys[spans(begins, lengths)] & np.uint64(0xFFFFFFFF)
+    return np.repeat(np.arange(len(begins)), lengths), text.astype(np.int64)
 
 
 def components(edges: Edges, count: int) -> np.ndarray:

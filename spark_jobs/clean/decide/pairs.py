@@ -25,8 +25,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from artifacts.numbers import run_starts
-from spark_jobs.clean.decide.near_copies import plausible, shingle_sets
-from spark_jobs.clean.prepare import BUCKET_WINDOW, PreparedPart, matrix_of
+from spark_jobs.clean.decide.near_copies import (
+    COMMON_GROUPS,
+    FEWEST_COMMON,
+    PROBED,
+    VERSION_SHARE,
+    plausible,
+    shingle_sets,
+)
+from spark_jobs.clean.prepare import BUCKET_WINDOW, NO_SAMPLE, PreparedPart, matrix_of
 from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import NearDuplicateSettings
@@ -161,6 +168,47 @@ def find_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.record_batch([text[left], text[left + distance]], schema=PAIR_SCHEMA)
         # No pair of the next batch reaches back farther, nor into another bucket.
         held = rows[:, bucket == bucket[-1]][:, -BUCKET_WINDOW:]
+
+
+SAMPLE_SCHEMA = pa.schema([("shingle", pa.int64()), ("text", pa.int64())])
+
+
+def find_versions(work: Work, texts: DataFrame, parts: list[PreparedPart]) -> DataFrame:
+    """Rows of `PAIR_SCHEMA`: what `near_copies.find_versions` links."""
+    rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
+    places = work.by_part(texts, rows, "finding samples").places
+    items = [(parts[number], place) for number, place in sorted(places.items())]
+    samples = work.over_parts(items, _read_samples, SAMPLE_SCHEMA)
+    shared = F.count("*").over(Window.partitionBy("shingle")).alias("texts")
+    probed = samples.where(F.col("shingle") < PROBED).select("*", shared).where("texts > 1")
+    searched = work.keep(probed.select("text").distinct(), "looking for versions")
+    samples = samples.join(searched, "text", "left_semi")
+    few = samples.select("*", shared).where(F.col("texts") <= COMMON_GROUPS)
+    few = work.keep(few, "leaving boilerplate out")
+    sizes = few.groupBy("text").count()
+    low, high = (
+        few.where("texts > 1").select("shingle", F.col("text").alias(n)) for n in ("low", "high")
+    )
+    common = (
+        low.join(high, "shingle")
+        .where("low < high")
+        .groupBy("low", "high")
+        .agg(F.count("*").alias("common"))
+    )
+    for name in ("low", "high"):
+        common = common.join(sizes.selectExpr(f"text as {name}", f"count as of_{name}"), name)
+    share = F.least("of_low", "of_high") * VERSION_SHARE
+    enough = F.col("common") >= F.greatest(F.lit(float(FEWEST_COMMON)), share)
+    return work.keep(common.where(enough).select(*PAIR_SCHEMA.names), "linking versions")
+
+
+def _read_samples(_: int, item: tuple[PreparedPart, RowLocation]) -> pa.Table:
+    part, place = item
+    rows = place.read()
+    samples = matrix_of(part.read_rows("sample", rows["row"]), np.uint32)
+    number, column = np.nonzero(samples != NO_SAMPLE)
+    columns = [samples[number, column].astype(np.int64), rows["text"].to_numpy()[number]]
+    return pa.Table.from_arrays(list(map(pa.array, columns)), schema=SAMPLE_SCHEMA)
 
 
 EDGE_SCHEMA = PAIR_SCHEMA.append(pa.field("similarity", pa.float64()))

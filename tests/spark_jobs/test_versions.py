@@ -1,0 +1,123 @@
+"""Versions of one document are in one split; the clauses of all documents say nothing."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.settings import (
+    CleanCorpusSettings,
+    NearDuplicateSettings,
+    SplitSettings,
+    TokenizedShardsSettings,
+)
+from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.jobs import clean_corpus, files_below, splits, tokenize_corpus
+
+SPLIT = SplitSettings(validation=0.15, held_out=0.2)
+IN_MEMORY, BY_SPARK = 10**6, 0
+"""Most documents that are decided over in memory."""
+
+
+def words(name: str, count: int) -> str:
+    return " ".join(f"{name}x{place}" for place in range(count))
+
+
+CLAUSES = words("clause", 150)
+
+
+def contract(number: int, version: int) -> tuple[str, str]:
+    """Half of it is the same in all; each version changes a quarter of the rest."""
+    own = [words(f"n{number}p{place}v{(version + place % 4) // 4}", 15) for place in range(12)]
+    return f"c{number}_v{version}", " ".join([CLAUSES, *own])
+
+
+def of_family(splits: dict[str, str]) -> dict[str, set[str]]:
+    """The splits of each contract's versions."""
+    found: dict[str, set[str]] = {}
+    for name, split in splits.items():
+        found.setdefault(name.partition("_")[0], set()).add(split)
+    return found
+
+
+def make_clean(
+    spark: SparkSession,
+    raw: str,
+    folder: Path,
+    near: bool = True,
+    documents_in_memory: int = IN_MEMORY,
+    **options: str,
+) -> dict:
+    settings = CleanCorpusSettings(split=SPLIT, near_duplicates=NearDuplicateSettings(enabled=near))
+    return clean_corpus(
+        spark, raw, folder, settings, documents_in_memory=documents_in_memory, **options
+    )
+
+
+def test_versions_are_in_one_split_and_decontamination_drops_none(
+    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
+) -> None:
+    raw = [contract(number, version) for number in range(60) for version in range(3)]
+    stats = make_clean(spark, raw_corpus(raw), tmp_path / "clean")
+    shards = TokenizedShardsSettings(sequence_length=64)
+
+    made = tokenize_corpus(spark, tmp_path / "clean", model_folder, tmp_path / "shards", shards)
+
+    found = of_family(splits(tmp_path / "clean"))
+    assert stats["documents"] == 180 and all(len(several) == 1 for several in found.values())
+    families = Counter(split for (split,) in found.values())
+    assert min(families["validation"], families["held_out"]) > 3 and families["train"] > 30
+    assert made["removed_as_overlapping_held_out"] == {}
+
+
+def test_later_versions_follow_earlier_ones_by_either_decider(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    """Also those of a document whose versions were divided before versions were looked for."""
+    raw = [contract(number, version) for number in range(40) for version in (1, 2)]
+    make_clean(spark, raw_corpus(raw), tmp_path / "first", near=False)
+    before = splits(tmp_path / "first")
+    later = raw_corpus([*raw, *(contract(number, 3) for number in range(80))])
+    stats = [
+        make_clean(
+            spark,
+            later,
+            tmp_path / f"{most}",
+            documents_in_memory=most,
+            earlier=str(tmp_path / "first"),
+        )
+        for most in (IN_MEMORY, BY_SPARK)
+    ]
+
+    assert stats[0] == stats[1]
+    assert files_below(tmp_path / f"{IN_MEMORY}") == files_below(tmp_path / f"{BY_SPARK}")
+    after = splits(tmp_path / f"{IN_MEMORY}")
+    families = of_family(before)
+    assert {"train", "held_out"} in families.values()
+    for number in range(40):
+        expected = {"train"}
+        if "train" not in families[f"c{number}"]:
+            # What judges stays as it is, and its edits are left out.
+            expected = {None}
+        assert {after.get(f"c{number}_v3")} == expected
+    assert {name: split for name, split in after.items() if name in before} == before
+    assert stats[0]["dropped"]["copy_of_held_out"] > 1
+
+
+@pytest.mark.parametrize(("versions", "may_be_held_out"), [(3, True), (40, False)])
+def test_a_document_of_very_many_versions_is_trained_on(
+    spark: SparkSession,
+    raw_corpus: Corpus,
+    tmp_path: Path,
+    versions: int,
+    may_be_held_out: bool,
+) -> None:
+    """Held out, minutes that are copied forward for years would leave little to train on."""
+    raw = [contract(number, version) for number in range(9) for version in range(versions)]
+
+    make_clean(spark, raw_corpus(raw), tmp_path / "clean")
+
+    found = of_family(splits(tmp_path / "clean"))
+    assert all(len(several) == 1 for several in found.values())
+    assert ({"held_out"} in found.values()) == may_be_held_out
