@@ -244,13 +244,13 @@ def find_versions(samples: np.ndarray) -> Edges:
         samples: uint32 of shape (texts, any), of `prepare.sample_shingles`; one text of each group
             of near-copies, since these count as one.
     """
-    searched = sorted_unique(_shared_samples(samples, 0, PROBED)[1])
-    samples, count, none = samples[searched], len(searched), int(NO_SAMPLE)
+    probed = [_shared_samples(samples, *ends)[1] for ends in _ranges(samples, PROBED)]
+    searched = sorted_unique(np.concatenate(probed))
+    samples, count = samples[searched], len(searched)
     sizes = np.sum(samples != NO_SAMPLE, axis=1)
     pairs, common = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    step = (none + 1) // max(1, -(-samples.size // _SAMPLES_AT_ONCE))
-    for first in range(0, none, step):
-        group, text = _shared_samples(samples, first, min(first + step, none))
+    for ends in _ranges(samples, int(NO_SAMPLE)):
+        group, text = _shared_samples(samples, *ends)
         is_common = np.bincount(group)[group] > COMMON_GROUPS
         sizes -= np.bincount(text[is_common], minlength=count)
         group, text = group[~is_common], text[~is_common]
@@ -269,10 +269,18 @@ def find_versions(samples: np.ndarray) -> Edges:
     return Edges(left, right, np.zeros(len(left)))
 
 
+def _ranges(samples: np.ndarray, end: int) -> Iterator[tuple[int, int]]:
+    """Cut the numbers below `end` into ranges, which bound the memory of a comparison."""
+    step = (int(NO_SAMPLE) + 1) // max(1, -(-samples.size // _SAMPLES_AT_ONCE))
+    for first in range(0, end, step):
+        yield first, min(first + step, end)
+
+
 def _shared_samples(samples: np.ndarray, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Sampled shingles from `first` to below `end` that several texts have: side by side, a number
     of each, and the text."""
-    is_chosen = (samples >= first) & (samples < end)
+    is_chosen = samples < end
+    is_chosen &= samples >= first
     # The shingle above the text's number, so that one sort brings the texts of each together.
     text = np.repeat(np.arange(len(samples), dtype=np.uint64), is_chosen.sum(axis=1))
     keys = np.sort(samples[is_chosen].astype(np.uint64) << np.uint64(32) | text)
