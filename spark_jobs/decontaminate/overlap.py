@@ -291,19 +291,12 @@ def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
 def _joined(number: int, places: dict[int, RowLocation]) -> NGrams:
     """The n-grams that the part holds, from its rows of `REFERENCE_SCHEMA`."""
     rows = places[number].read() if number in places else REFERENCE_SCHEMA.empty_table()
-    return _as_ngrams(*(np.asarray(rows[name]) for name in REFERENCE_SCHEMA.names))
-
-
-def _as_ngrams(
-    ngrams: np.ndarray, texts: np.ndarray, sizes: np.ndarray, clusters: np.ndarray
-) -> NGrams:
-    """Rows of `REFERENCE_SCHEMA` as n-grams."""
-    hashes, is_text = ngrams.view(np.uint64), texts != SET_PHRASE
-    phrases = np.sort(hashes[~is_text])
-    hashes, texts, sizes, clusters = (
-        column[is_text] for column in (hashes, texts, sizes, clusters)
-    )
+    columns = [np.asarray(rows[name]) for name in REFERENCE_SCHEMA.names]
+    is_text = columns[1] != SET_PHRASE
+    phrases = np.sort(columns[0][~is_text].view(np.uint64))
+    ngrams, texts, sizes, clusters = (column[is_text] for column in columns)
     _, first, numbers = np.unique(texts, return_index=True, return_inverse=True)
+    hashes = ngrams.view(np.uint64)
     order = np.argsort(hashes, kind="stable")
     of_texts = sizes[first], clusters[first].astype(np.uint64)
     return NGrams(hashes[order], numbers[order], *of_texts, phrases)
