@@ -332,11 +332,12 @@ def form_shown(evaluation: Artifact) -> tuple[Form, str]:
     corpus; `pretraining` where they continue text, as they do chats without a template."""
     name = evaluation.manifest.inputs.get("tokenized_shards", "")
     shards = evaluation.store.find_named("tokenized_shards", name)
+    form = shards.stats.get("form") if shards else None
+    if shards is None or form not in ("conversations", "pairs", "labeled"):
+        return "pretraining", ""
     # A template is empty where conversations were rendered plainly; what is judged otherwise than
     # in bits is shown as it was rendered, too.
-    stats = shards.stats if shards else {}
-    is_chat = stats.get("chat_template") != "" and evaluation.stats["metric"].get("is_bits")
-    form = stats.get("form")
-    if shards and form in ("pairs", "labeled", *(["conversations"] if is_chat else [])):
-        return form, shards.manifest.inputs["clean_corpus"]
-    return "pretraining", ""
+    is_chat = shards.stats.get("chat_template") != "" and evaluation.stats["metric"].get("is_bits")
+    if form == "conversations" and not is_chat:
+        return "pretraining", ""
+    return form, shards.manifest.inputs["clean_corpus"]
