@@ -380,14 +380,18 @@ def shards_view(artifact: Artifact) -> dict[str, Any]:
     tokens = sum(stats["tokens"].values())
     units = ("documents", "tokens", "rows")
     rows = [(split, *(stats[unit][split] for unit in units)) for split in stats["documents"]]
+    left_out = dict(stats["left_out"])
+    if overlapping := sum(stats["removed_as_overlapping_held_out"].values()):
+        left_out["shares text with what is held out"] = overlapping
+    unused = f", {sum(left_out.values()):,} documents left out" if left_out else ""
     return {
         "summary": f"{counted(tokens, 'token')}, {counted(stats['rows']['train'], 'row')} to "
-        "train on",
+        f"train on{unused}",
         "tokens": tokens,
         "padding_fraction": stats["padding_fraction"],
         "cut_documents": stats["cut_documents"],
         "cut_examples": stats["cut_examples"],
-        "left_out": table(["reason", "documents"], stats["left_out"].items()),
+        "left_out": table(["reason", "documents"], left_out.items()),
         "tokenizer_engine": stats["tokenizer_engine"],
         "splits": table(["split", *units], rows),
         "tokens_by_source": table(["source", "tokens"], stats["tokens_by_source"].items()),

@@ -18,6 +18,7 @@ from dagster import AssetKey, DagsterInstance
 from rich.console import Console
 
 from artifacts.examples import Form
+from llm_assets.assets.corpus import shards_view
 from llm_assets.assets.evaluation import samples_view
 from llm_assets.assets.figures import loss_line
 from llm_assets.board.ask import find_examples
@@ -108,6 +109,8 @@ def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made:
     shards.stats["removed_as_overlapping_held_out"] = {"train": 18, "validation": 2}
     left_out = dict(corpus_lines(raw, clean, shards))["left out"]
     assert left_out == "20 that share text with what is held out"
+    # Before the training, too, which may take hours.
+    assert shards_view(shards)["summary"].endswith(" train on, 20 documents left out")
 
 
 def test_of_a_chat_model_the_screen_shows_what_was_asked_and_the_texts_own_answer(
