@@ -19,6 +19,8 @@ EXAMPLES = 5
 """How many are named, of each source and reason: the first ones."""
 EMPTY = "empty"
 """The reason of documents without text, and of files without documents."""
+MOST_EXAMPLES = 50
+"""Maximum number of a source's faults whose messages are kept."""
 SET_ASIDE = ("bad_file", "no_text_layer", EMPTY)
 """Reasons that never count toward `maximum_faulty_share`: whole files, and what is empty."""
 

@@ -4,6 +4,7 @@ A chunk is read and cached as a whole, and found again when other chunks have ch
 """
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from artifacts.store.identity import hash_json
 from spark_jobs.read.document import (
     EMPTY,
     EXAMPLES,
+    MOST_EXAMPLES,
     SCHEMA,
     Document,
     Fault,
@@ -308,12 +310,14 @@ def open_parquet(target: Path | pa.NativeFile) -> pq.ParquetWriter:
 
 
 def count_fault(fault: Fault, record: Any, messages: list[str], most: int = EXAMPLES) -> None:
-    """Count a fault where a record has such, and keep the messages of the first of each reason."""
+    """Count a fault where a record has such, and keep the first messages of a reason and a file."""
     if fault.counted != "dropped":
         getattr(record, fault.counted).add(fault.reason, fault.message)
         return
     record.faults[fault.reason] += 1
-    if record.faults[fault.reason] <= most:
+    file = re.match(r".+?, (row|line|element) ", fault.message)
+    is_new = file and not any(message.startswith(file[0]) for message in messages)
+    if record.faults[fault.reason] <= most or (is_new and len(messages) < MOST_EXAMPLES):
         messages.append(fault.message)
 
 

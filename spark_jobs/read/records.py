@@ -65,7 +65,7 @@ def _text_of(row: Any, look: Look, source: Files | HuggingFaceDataset) -> str:
     text = fill_template(templates, look) if templates else look(source.text_column)
     if isinstance(text, str):
         return text
-    raise UnusableRow(_no_text(row, text, source), "no_text")
+    raise UnusableRow(_no_text(row, text, look, source), "no_text")
 
 
 def fill_template(templates: tuple[str, ...], look: Look) -> str | None:
@@ -102,13 +102,13 @@ def _as_text(value: Any) -> str:
     return str(value).strip() if isinstance(value, _TOLD) and not isinstance(value, bool) else ""
 
 
-def _no_text(record: Any, value: Any, source: Files | HuggingFaceDataset) -> str:
+def _no_text(record: Any, value: Any, look: Look, source: Files | HuggingFaceDataset) -> str:
     key = source.text_column
     if source.templates:
         return f"nothing under {', '.join(source.columns)}"
     if not isinstance(record, dict):
         return f"{_kind(record)}, where an object with the key {key!r} belongs"
-    if value is not None or key in record:
+    if value is not None or look(key, _MISSING) is None:
         return f"no text under the key {key!r}, but {_kind(value)}"
     keys = ", ".join(map(str, list(record)[:12]))
     return (

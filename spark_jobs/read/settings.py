@@ -193,9 +193,10 @@ class Files(Settings):
     unusable. Files that name their encoding, such as most web pages, do not need it."""
     on_bad_file: Literal["stop", "quarantine"] = "stop"
     """What happens if an entire file cannot be read, for example because it is damaged or
-    encrypted, because it lacks the text column or because permission is denied: the run fails
-    (`stop`), or the file is left out and counted (`quarantine`). With `quarantine`,
-    `maximum_faulty_share` does not apply: the run goes on as long as some text remains."""
+    encrypted, because it lacks the text column (of several rows, none has it) or because permission
+    is denied: the run fails (`stop`), or the file is left out and counted (`quarantine`). With
+    `quarantine`, `maximum_faulty_share` does not apply: the run goes on as long as some text
+    remains."""
     hidden: bool = False
     """Whether to read files and folders whose names begin with a dot."""
     follow_links: bool = False

@@ -17,7 +17,7 @@ from artifacts.store.identity import hash_json
 from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.read.bigquery import open_bigquery, read_exported
 from spark_jobs.read.docstrings import open_packages
-from spark_jobs.read.document import EXAMPLES, judge_faults
+from spark_jobs.read.document import EXAMPLES, MOST_EXAMPLES, judge_faults
 from spark_jobs.read.facts import open_facts
 from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_stored
 from spark_jobs.read.hugging_face import open_dataset
@@ -45,8 +45,6 @@ from spark_jobs.runtime.parquet import find_rows
 
 Records = dict[str, list[ChunkRecord]]
 """What was read of each source, by the source's name."""
-MOST_EXAMPLES = 50
-"""Maximum number of a source's faults whose messages are kept."""
 
 
 def judge_source(source: Source, records: list[ChunkRecord]) -> None:

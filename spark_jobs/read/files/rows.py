@@ -41,8 +41,27 @@ BATCH_BYTES = 8 * 1024 * 1024
 BATCH_ROWS = 1_000
 _MISSING = object()
 
-JsonRecord = tuple[Any, str, int]
+Record = tuple[Any, str, int]
 """The value of a row, its place and its number."""
+
+
+def _documents(rows: Iterable[Record | Fault], content: Content) -> Iterator[Document | Fault]:
+    """The documents of a file's rows; raises BadFile in the end where several all lack the text's
+    columns, as once these were renamed: few beside all rows of the source, they would go unseen."""
+    source, lacking = content.source, 0
+    found: list[str] = []
+    columns = source.columns[:-1] if source.id_column else source.columns
+    for record in rows:
+        if isinstance(record, Fault):
+            yield record
+            continue
+        row = record[0]
+        if isinstance(row, dict) and lacking >= 0:
+            has_any = any(value_at(row, column, _MISSING) is not _MISSING for column in columns)
+            lacking, found = -1 if has_any else lacking + 1, found or list(row)[:12]
+        yield _document(row, content, *record[1:])
+    if lacking > 1:
+        raise _lacks(content, columns[0], found)
 
 
 def _document(row: Any, content: Content, where: str, number: int) -> Document | Fault:
@@ -60,15 +79,10 @@ def _document(row: Any, content: Content, where: str, number: int) -> Document |
 
 def read_json(content: Content) -> Iterator[Document | Fault]:
     """The rows of JSON lines, or of a file that is one list or one object."""
-    for record in json_records(content):
-        if isinstance(record, Fault):
-            yield record
-        else:
-            row, where, number = record
-            yield _document(row, content, where, number)
+    yield from _documents(json_records(content), content)
 
 
-def json_records(content: Content) -> Iterator[JsonRecord | Fault]:
+def json_records(content: Content) -> Iterator[Record | Fault]:
     """What the rows of JSON lines say, or of a file that is one list or one object; reading raises
     BadFile where the file is damaged, or is one value that is too large or no JSON."""
     file = _JsonFile(content)
@@ -104,7 +118,7 @@ class _JsonFile:
         wraps = _wrapped_rows(value, self.content.source) is not None
         return isinstance(value, dict) and (second is not None or not wraps)
 
-    def lines(self) -> Iterator[JsonRecord | Fault]:
+    def lines(self) -> Iterator[Record | Fault]:
         """The rows of a file that has one on each line."""
         content = self.content
         with self._open_lines() as lines:
@@ -123,7 +137,7 @@ class _JsonFile:
                     reason = f"{content.file.shown}, {where}: not valid JSON ({error})."
                     yield Fault("not_json", reason)
 
-    def elements(self) -> Iterator[JsonRecord]:
+    def elements(self) -> Iterator[Record]:
         """The rows of a file that is one list, or one object, which is a row or wraps some."""
         content = self.content
         with content.open() as stream:
@@ -345,6 +359,10 @@ def _other_encoding(content: Content) -> str | None:
 
 def read_parquet(content: Content) -> Iterator[Document | Fault]:
     """The rows of a Parquet file; checksums of its pages are compared where it has them."""
+    yield from _documents(_parquet_records(content), content)
+
+
+def _parquet_records(content: Content) -> Iterator[Record | Fault]:
     source = content.source
     number = 0
     with content.open() as stream:
@@ -373,7 +391,7 @@ def read_parquet(content: Content) -> Iterator[Document | Fault]:
                 if isinstance(record, UnicodeDecodeError):
                     yield content.not_utf8(where, record)
                 else:
-                    yield _document(record, content, where, number)
+                    yield record, where, number
 
 
 def count_rows(content: Content) -> int:
@@ -429,11 +447,16 @@ def _need_columns(content: Content, names: Iterable[str]) -> None:
         choices = [(source.id_column,)] if source.id_column else []
     for column in choices[0] if choices else ():
         if not _has(present, column):
-            raise BadFile(
-                f"{content.file.shown} has no column {column!r}; its columns are "
-                f"{', '.join(present) or 'none'}. Name the columns in the source's settings, or "
-                f"take {content.file.format.name!r} out of `formats` of the source."
-            )
+            raise _lacks(content, column, present)
+
+
+def _lacks(content: Content, column: str, present: Iterable[object]) -> BadFile:
+    return BadFile(
+        f"{content.file.shown} has no column {column!r}; its columns are "
+        f"{', '.join(map(str, present)) or 'none'}. Name the columns in the source's settings "
+        "(`text_template` takes several, for files that differ), or take "
+        f"{content.file.format.name!r} out of `formats` of the source."
+    )
 
 
 def _has(names: list[str], column: str) -> bool:

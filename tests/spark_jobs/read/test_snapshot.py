@@ -193,6 +193,16 @@ def _corrupt_gzip() -> bytes:
         ("a.jsonl", b'{"text": "x"}\n{"text": "\x81"}', r"a.jsonl: line 2 is not UTF-8"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a.jsonl, line 2: not valid JSON"),
         ("a.jsonl", b'{"body": "x"}', r"a.jsonl, line 1: no text under the key 'text'.*body"),
+        (
+            "a.jsonl",
+            b'{"text": null}\n{"text": 7}',
+            r"a.jsonl, line 1: no text under the key 'text', but null",
+        ),
+        (
+            "a.jsonl",
+            b'{"body": "x"}\n{"body": "y"}',
+            r"a.jsonl has no column 'text'; its columns are body. Name",
+        ),
         ("a.jsonl.gz", _corrupt_gzip(), r"a.jsonl.gz is damaged: its gzip"),
         ("a.txt.gz", b"not gzip at all", r"a.txt.gz is damaged: its gzip"),
         (

@@ -275,3 +275,18 @@ def test_rows_that_an_export_wraps_are_rows(
         "short.json:1": "The pump",
     }
     assert stats["dropped"] == {"no_text": 1}
+
+
+def test_faults_of_older_files_do_not_hide_those_of_a_new_one(folder: Path, tmp_path: Path) -> None:
+    old = [{"body": {"text": None}}] * 8 + [{"body": {"text": "alpha"}}] * 90
+    new = [{"body": {"content": "beta"}}, {"body": {"text": "gamma"}}]
+    for name, rows in (("2026-11-01.jsonl", old), ("2026-11-02.jsonl", new)):
+        (folder / name).write_text("\n".join(map(json.dumps, rows)))
+    source = files_source(folder, text_column="body.text", maximum_faulty_share=0.1)
+
+    _, stats = snapshot(source, tmp_path / "raw")
+
+    assert stats["dropped"] == {"no_text": 9}
+    *of_old, of_new = stats["faults"]
+    assert len(of_old) == 5 and all("under the key 'body.text', but null" in one for one in of_old)
+    assert "2026-11-02.jsonl, line 1: no text under the key 'body.text' (found: body)" in of_new
