@@ -36,6 +36,11 @@ def counted(count: float, noun: str, form: str = ",") -> str:
     return f"{number} {noun}{'s' * (number != '1')}"
 
 
+def percent(share: float) -> str:
+    """A share, with as many digits as a small one needs not to read as none: `12.3%`, `0.005%`."""
+    return f"{share:.1%}" if share >= 0.001 or not share else f"{100 * share:.1g}%"
+
+
 def format_duration(seconds: float) -> str:
     """Seconds as people say them: `12 s`, `3 min 5 s`, `2 h 10 min`."""
     whole = round(seconds)

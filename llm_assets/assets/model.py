@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from artifacts.errors import UserError
-from artifacts.progress import counted
+from artifacts.progress import counted, percent
 from artifacts.shards.format import SPLITS, ShardStats
 from artifacts.shards.shard_set import ShardSet, list_documents
 from artifacts.storage import files
@@ -135,7 +135,7 @@ def checkpoint_view(artifact: Artifact) -> dict[str, Any]:
     before, after = (stats["validation"][end] for end in ("start", "end"))
     return {
         "summary": f"{counted(stats['steps'], 'step')}, {before:.4f} -> {after:.4f} {unit} on "
-        f"validation text; {stats['coverage']:.1%} of the training text read so far",
+        f"validation text; {percent(stats['coverage'])} of the training text read so far",
         "loss": figures.loss_line(records),
         "coverage": stats["coverage"],
         "tokens_seen_before": stats["tokens_seen_before"],

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from artifacts.errors import UserError
 from artifacts.model import POSITION_KEYS
-from artifacts.progress import counted, format_duration
+from artifacts.progress import counted, format_duration, percent
 from artifacts.storage.files import is_local, need_writable
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
@@ -132,6 +132,9 @@ def foresee(
     Raises:
         UserError: documents are too few, or the disk is too small.
     """
+    if text.unseen:
+        shards = find_whole(settings, "tokenized_shards")
+        text.tokens_to_train = shards.stats["tokens"]["train"] if shards else 0
     if settings.platform == "local" and is_local(settings.store):
         steps = -(-_planned_tokens(settings, text) // _step_tokens(settings))
         needed = bytes_written(settings, base, text.bytes, steps)
@@ -161,7 +164,7 @@ def tell_coverage(settings: PipelineSettings, text: TextEstimate, base: Base) ->
     """How much of the text a training reads, and how long that and one pass take, by the speed of
     the last training run or, before there is any here, by that of a model of `PARAMETERS`."""
     budget = settings.checkpoint.budget
-    if not text.is_known or not text.tokens_to_train:
+    if not text.tokens_to_train:
         return []
     own_share, row_tokens = _own_share(settings), _step_tokens(settings)
     planned = _planned_tokens(settings, text)
@@ -176,7 +179,7 @@ def tell_coverage(settings: PipelineSettings, text: TextEstimate, base: Base) ->
     def time(tokens: float) -> str:
         return f" in about {format_duration(tokens / speed)}" if speed else ""
 
-    sentence = f"{counted(steps, 'step')} read about {share:.1%} of the training text"
+    sentence = f"{counted(steps, 'step')} read about {percent(share)} of the training text"
     sentence += time(steps * row_tokens)
     reads_on = ""
     if share < WHOLE_TEXT:

@@ -65,7 +65,7 @@ def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettin
 
 def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
     """The fault that cleaning would keep no document; None if it keeps some, or might."""
-    is_sure = text.is_known and (text.share == 1 or text.short >= ENOUGH_SHORT)
+    is_sure = not text.unseen and (text.share == 1 or text.short >= ENOUGH_SHORT)
     if text.bytes or not text.short or not is_sure:
         return None
     return (
@@ -77,7 +77,7 @@ def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
 
 def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[str, str | None]:
     """What is held out and which gain it shows; or why it is too little to judge a model."""
-    if not text.is_known:
+    if text.unseen:
         return "", None
     if too_short := all_too_short(settings, text):
         return "", too_short
@@ -197,7 +197,7 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
         line, obstacle = describe_held_out(settings, text)
     else:
         counts, raw, new = divided.stats["splits"], find_whole(settings, "raw_corpus"), 0
-        if raw and text.is_known:
+        if raw and not text.unseen:
             # About how many came since the text was last read.
             sources = raw.stats["sources"].items()
             read = (one["documents"] for name, one in sources if name not in split.replayed)
@@ -208,7 +208,7 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
         documents = 0 if is_trained else sum(counts.values()) - counts.get("replay", 0) + new
         obstacle = held_out_obstacle(held_out + int(split.held_out * new), documents, settings)
         # Text that was not looked at may have grown, so an obstacle is not certain.
-        is_certain = text.is_known and text.share == 1
+        is_certain = not text.unseen and text.share == 1
     # Text that a model was trained on may not be held out later, nor the reverse.
     if changed and is_trained:
         line += (
@@ -243,7 +243,7 @@ def _empty_split(settings: PipelineSettings, text: TextEstimate) -> str | None:
         for name, share in shares.items()
         if name not in split.sources.values() and (1 - share) ** documents >= LIKELY_EMPTY
     ]
-    if not text.is_known or not documents or not chances:
+    if text.unseen or not documents or not chances:
         return None
     return (
         f"Of {counted(documents, 'document', ',.0f')}, the chance is {' and '.join(chances)}: then "

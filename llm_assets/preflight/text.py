@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from artifacts.progress import counted
@@ -41,20 +41,22 @@ class TextEstimate(TextSurvey):
     """The same with copies and short ones, as a raw corpus counts them."""
     tokens_to_train: float = 0.0
     """Approximate tokens of the rows that what falls into the train split fills."""
-    is_known: bool = True
-    """Whether every source was looked at."""
+    unseen: list[str] = field(default_factory=list)
+    """Sources that were not looked at, but for those that are replayed."""
 
     def lines(self, command: str | None) -> list[str]:
         """What is learned from and what is not, a line each. `command` begins the command that
         lists what is not; None if there is no pipeline file to check."""
         notes = []
-        if self.is_known:
+        if not self.unseen:
             sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
             notes.append(
                 f"{'' if self.share == 1 else 'about '}"
                 f"{counted(self.usable, 'document', ',.0f')}, about "
                 f"{counted(self.tokens, 'token', ',.0f')}{sampled}"
             )
+        else:
+            notes.append(f"not looked at, only read by a run: {', '.join(self.unseen)}")
         guessed = (entry for entry in self.languages.most_common(2) if entry[0])
         language, documents = next(guessed, ("English", 0))
         share = documents / max(1, self.languages.total())
@@ -166,5 +168,5 @@ def look_at(
         text.unread.merge(listing.unread)
         text.unread.merge(result.unread)
         text.decoded.merge(result.decoded)
-    text.is_known = all(places.get(name) == "replay" for name in unread)
+    text.unseen = [name for name in unread if places.get(name) != "replay"]
     return text

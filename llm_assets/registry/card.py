@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from artifacts.errors import DamagedArtifact
+from artifacts.progress import percent
 from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.manifest import COST, verify_folder
@@ -178,9 +179,8 @@ def describe_coverage(version: ModelVersion) -> str:
     """How much of the text to train on a version has seen, in words."""
     if version.coverage is None:
         return "no text of this pipeline" if version.is_base else "an unknown share of the text"
-    covered = version.coverage
-    share = "less than 0.1%" if 0 < covered < 0.001 else f"{100 * covered:.1f}%"
-    return f"{share} of the training split, including what the versions that it continues read"
+    read = "of the training split, including what the versions that it continues read"
+    return f"{percent(version.coverage)} {read}"
 
 
 def describe_cost(version: ModelVersion) -> str:

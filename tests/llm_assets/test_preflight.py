@@ -24,7 +24,7 @@ from artifacts.store.store import Draft, Store
 from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.pipeline import JUDGED_TAG
-from llm_assets.preflight.check import Base, describe_base, preflight
+from llm_assets.preflight.check import PARAMETERS, Base, describe_base, foresee, preflight
 from llm_assets.preflight.held_out import describe_held_out, foresee_held_out
 from llm_assets.preflight.text import TextEstimate, look_at
 from recipes.evaluation.harness import write_task
@@ -737,3 +737,24 @@ def test_labeled_texts_are_read_one_a_row(tmp_path: Path) -> None:
     # All but the fifth or so that is held out or for validation.
     trained = 200 * (1 - 0.4 - wanted.clean_corpus.split.validation)
     assert float(share) == pytest.approx(100 * 30 * 4 / trained, rel=0.1), told
+
+
+def test_of_text_that_only_a_run_reads_check_says_so_and_tells_the_time_once_it_was_read(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "chats").mkdir()
+    chats = {"type": "hugging_face", "name": "chats", "dataset": str(tmp_path / "chats")}
+    sources = {"sources": [source(tmp_path / "text"), chats]}
+    wanted = settings(tmp_path, raw_corpus=sources, checkpoint={"budget": {"steps": 8}})
+    look = look_at(wanted, None)
+    (line,) = [one for one in look.lines(None) if "not looked at" in one]
+    assert line.startswith("not looked at, only read by a run: chats")
+    base = Base(parameters=PARAMETERS)
+    assert not any("steps read about" in note for note in foresee(wanted, base, look))
+
+    store = Store(wanted.store)
+    identity = Identity(kind="tokenized_shards", code_version="1")
+    made, _ = store.make(identity, lambda draft: draft.stats.update({"tokens": {"train": 10**9}}))
+    Pipeline(store, wanted.name).advance(made)
+    (told,) = [note for note in foresee(wanted, base, look) if "steps read about" in note]
+    assert re.match(r"8 steps read about 0\.0008% of the training text in about [^;]+; one", told)
