@@ -105,10 +105,13 @@ def test_the_share_that_was_read_does_not_count_the_tokens_that_were_trained_on(
 
 def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made: Project) -> None:
     raw, clean, shards = (made.current(kind) for kind in ASSETS[:3])
-    assert "left out" not in dict(corpus_lines(raw, clean, shards))
+    told = dict(corpus_lines(raw, clean, shards))
+    assert "left out" not in told and "again" not in told["tokens"]
     shards.stats["removed_as_overlapping_held_out"] = {"train": 18, "validation": 2}
-    left_out = dict(corpus_lines(raw, clean, shards))["left out"]
-    assert left_out == "20 that share text with what is held out"
+    told = dict(corpus_lines(raw, clean, shards))
+    assert told["left out"] == "20 that share text with what is held out"
+    # As many documents are in the shards as before, so 20 of them come twice.
+    assert "to train on (20 of them again, by `tokenized_shards.mixing`), " in told["tokens"]
     # Before the training, too, which may take hours.
     assert shards_view(shards)["summary"].endswith(" train on, 20 documents left out")
 

@@ -58,7 +58,7 @@ def test_replayed_text_goes_into_training_and_leaves_out_what_forgetting_is_meas
     unused = sum(clean.stats["dropped"].values()) + sum(shards.stats["left_out"].values()) + 1
     assert raw.stats["documents"] == sum(shards.stats["documents"].values()) + unused
     coverage = dict(training_lines(checkpoint, shards))["coverage"]
-    passes = f"{36 / rows['train']:.2g} of a pass"
+    passes = f"{36 / rows['train']:.1%} of a pass"
     assert coverage.startswith(
         f"{trained['coverage']:.1%} of the training text read so far, {passes} in this run"
     )

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from artifacts.errors import shown
 from artifacts.examples import Form
-from artifacts.progress import counted, format_duration
+from artifacts.progress import counted, format_duration, percent
 from artifacts.shards.format import SPLITS
 from artifacts.store.store import Artifact
 from llm_assets.assets.evaluation import UNMEASURED
@@ -92,14 +92,31 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
     reasons = [f"{reason.replace('_', ' ')} {count:,}" for reason, count in dropped.items()]
     tokens = sum(stats["tokens"][split] for split in SPLITS)
     train, validation, held_out = (stats["documents"][split] for split in SPLITS)
+    overlapping = sum(stats["removed_as_overlapping_held_out"].values())
+    lost = sum([*dropped.values(), *stats["left_out"].values(), overlapping])
+    again = sum(stats["documents"].values()) + lost - raw.stats["documents"]
+    # What `study` makes of documents is in shards, too, and in no raw corpus.
+    is_mixed = again > 0 and "study" not in shards.manifest.inputs
+    repeats = f" ({again:,} of them again, by `tokenized_shards.mixing`)" if is_mixed else ""
+    read = raw.stats
+    kinds = (("not read", read["unread"]), ("decoded", read.get("decoded", {})))
+    passed_over = [
+        (label, escape(shown(f"{count:,} {kind.replace('_', ' ')}")))
+        for label, counts in (*kinds, ("set aside", read["dropped"]))
+        for kind, count in counts.items()
+    ]
+    if passed_over:
+        passed_over.append(("", f"names and reasons: {escape(command())} check --all"))
+    if repeated := read["repeated_ids"]:
+        passed_over.append(("repeated ids", f"{repeated:,}, each made unique by a number"))
     lines = [
-        ("documents read", f"{raw.stats['documents']:,} ({raw.stats['bytes'] / 1e6:.1f} MB)"),
-        *_passed_over(raw),
+        ("documents read", f"{read['documents']:,} ({read['bytes'] / 1e6:.1f} MB)"),
+        *passed_over,
         ("removed", f"{sum(dropped.values()):,}" + (": " + ", ".join(reasons) if reasons else "")),
         (
             "tokens",
-            f"{tokens:,} in {counted(train, 'document')} to train on, {validation:,} to validate, "
-            f"{held_out:,} held out",
+            f"{tokens:,} in {counted(train, 'document')} to train on{repeats}, {validation:,} to "
+            f"validate, {held_out:,} held out",
         ),
     ]
     if documents := stats["documents"].get("replay", 0):
@@ -114,25 +131,9 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
         lines.append(("classes", f"{len(labels):,}, with texts to train on each: {classes}"))
     lines += [("", escape(shown(warning))) for warning in stats.get("warnings", [])]
     counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in stats["left_out"].items()]
-    if overlapping := sum(stats["removed_as_overlapping_held_out"].values()):
+    if overlapping:
         counts.append(f"{overlapping:,} that share text with what is held out")
     return [*lines, ("left out", ", ".join(counts))] if counts else lines
-
-
-def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
-    """What was found but is not in the corpus; empty if there is no such thing."""
-    stats = raw.stats
-    kinds = (("not read", stats["unread"]), ("decoded", stats.get("decoded", {})))
-    lines = [
-        (label, escape(shown(f"{count:,} {kind.replace('_', ' ')}")))
-        for label, counts in (*kinds, ("set aside", stats["dropped"]))
-        for kind, count in counts.items()
-    ]
-    if lines:
-        lines.append(("", f"names and reasons: {escape(command())} check --all"))
-    if repeated := raw.stats["repeated_ids"]:
-        lines.append(("repeated ids", f"{repeated:,}, each made unique by a number"))
-    return lines
 
 
 def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, str]]:
@@ -149,8 +150,8 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
     coverage = f"{passes:.1f} passes over the training text (`checkpoint.budget`)"
     if passes < 1:
         # In tokens, with those that the versions before it have read, as the asset shows it.
-        coverage = f"{stats['coverage']:.1%} of the training text read so far, "
-        coverage += f"{passes:.2g} of a pass in this run (`checkpoint.budget`)"
+        coverage = f"{percent(stats['coverage'])} of the training text read so far, "
+        coverage += f"{percent(passes)} of a pass in this run (`checkpoint.budget`)"
     unit = stats["validation_unit"]
     return [
         (
