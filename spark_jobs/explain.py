@@ -38,6 +38,8 @@ class DocumentStory:
     """Share of it that is held-out text, where it was left out for that."""
     occurrences: list[Occurrence]
     """The rows that hold it."""
+    absence: str
+    """Why no row does, if none does and no overlap tells."""
 
     def __str__(self) -> str:
         lines = [f"{self.id}: " + self._fate(), f"duplicate cluster {self.cluster}"]
@@ -59,10 +61,7 @@ class DocumentStory:
             return f"left out of training: {self.overlap:.0%} of it is held-out text"
         if self.occurrences:
             return "kept"
-        return (
-            "kept, but in no shard: there are none of this corpus yet, or it was not sampled or "
-            "otherwise left out (`left_out` of `tokenized_shards`)"
-        )
+        return f"kept, but in no shard: {self.absence}"
 
 
 def explain_document(
@@ -111,7 +110,17 @@ def explain_document(
         merged=members,
         overlap=overlap,
         occurrences=occurrences,
+        absence=_absence(stats, kept[0]["source"]) if stats else "there are none of it yet",
     )
+
+
+def _absence(stats: ShardStats, source: str) -> str:
+    """Why a document of a source that the shards may have left out is not in them."""
+    mixing = (stats.model_extra or {}).get("mixing", {})
+    share = mixing.get("weights", {}).get(source, 1) * mixing.get("fraction", 1)
+    if share < 1:
+        return f"not sampled, as {share:.2g} of {source!r} is taken (`tokenized_shards.mixing`)"
+    return "left out by tokenizing (`left_out` of `tokenized_shards`)"
 
 
 NEAR_IDS, MOST_COMPARED, LEAST_LIKE = 3, 10_000, 0.5

@@ -113,6 +113,7 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
     is_derived = DERIVED in identifier
     corpus = record.current("study" if is_derived else "clean_corpus")
     shards = record.find_current("tokenized_shards")
+    shards = shards if shards and corpus.fingerprint in shards.manifest.inputs.values() else None
     stats = ShardStats.model_validate(shards.stats) if shards else None
     runs = all_runs(record.store, state)
     try:

@@ -11,7 +11,8 @@ from artifacts.shards.shard_set import ShardSet
 from spark_jobs.explain import explain_document
 from tests.damage import cut
 from tests.spark_jobs.conftest import Corpus
-from tests.spark_jobs.test_lineage import make, text
+from tests.spark_jobs.jobs import tokenize_corpus
+from tests.spark_jobs.test_lineage import SHARDS, make, text
 
 
 def test_a_document_is_traced_through_its_cluster_to_its_rows_and_an_unknown_one_is_named(
@@ -33,7 +34,17 @@ def test_a_document_is_traced_through_its_cluster_to_its_rows_and_an_unknown_one
     assert any(segments["offset"].min() == 0 for segments in held)
     assert "near is kept in its place" in str(story)
     before_shards = explain_document(str(tmp_path / "clean"), None, None, "near")
-    assert "near: kept, but in no shard: there are none of this corpus yet" in str(before_shards)
+    assert "near: kept, but in no shard: there are none of it yet" in str(before_shards)
+    halved = SHARDS.model_copy(update={"fraction": 0.5})
+    half = ShardStats(
+        **tokenize_corpus(spark, tmp_path / "clean", model_folder, tmp_path / "half", halved)
+    )
+    stories = [
+        str(explain_document(str(tmp_path / "clean"), str(tmp_path / "half"), half, identifier))
+        for identifier, _ in raw
+    ]
+    left_out = [one for one in stories if "kept, but in no shard: not sampled, as 0.5 of" in one]
+    assert len(left_out) == half.model_extra["left_out"]["not_sampled"] > 10
     with pytest.raises(UserError, match=r"no document 'b'"):
         explain_document(str(tmp_path / "clean"), None, None, "b")
     cut(tmp_path / "clean" / "part-00000.parquet")
