@@ -86,7 +86,9 @@ def check_settings(
     if faults:
         # Raised outside the `except`: the original error contains all values, secrets too.
         message = f"{source} has invalid settings:\n  " + "\n  ".join(faults)
-        raise UserError(_without_secrets(message))
+        # Without the users and passwords, queries and fragments of the URLs in it.
+        message = re.sub(r"://[^\s'\"]*@", "://***@", message)
+        raise UserError(re.sub(r"(://[^\s'\"?#]*[?#])[^\s'\"]+", r"\1***", message))
     return settings
 
 
@@ -208,12 +210,6 @@ def _keys(fault: Any, content: Any) -> list[str]:
                 continue
         keys.append(str(part))
     return keys
-
-
-def _without_secrets(text: str) -> str:
-    """Text without the users and passwords, queries and fragments of the URLs in it."""
-    text = re.sub(r"://[^\s'\"]*@", "://***@", text)
-    return re.sub(r"(://[^\s'\"?#]*[?#])[^\s'\"]+", r"\1***", text)
 
 
 def did_you_mean(said: str, names: list[str]) -> str:

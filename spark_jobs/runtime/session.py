@@ -82,6 +82,8 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False)
         partitions: tasks of a shuffle; changes speed only, never the result.
         ui: whether to serve Spark's pages on a free port, without the links that end jobs.
     """
+    # Java ignores an archive of other jars or of another Java; that is nothing to warn of.
+    archive = f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:cds=off,cds+dynamic=off"
     return {
         "spark.master": "local[*]",
         "spark.app.name": "llm-assets",
@@ -105,15 +107,8 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False)
         "spark.python.daemon.module": "spark_jobs.worker_daemon",
         # No table is kept; by default Spark may make such a folder where it is started.
         "spark.sql.warehouse.dir": "/nonexistent/spark-warehouse",
-        "spark.driver.extraJavaOptions": _java_options(),
+        "spark.driver.extraJavaOptions": _JAVA_OPTIONS + archive * CLASS_ARCHIVE.exists(),
     }
-
-
-def _java_options() -> str:
-    if not CLASS_ARCHIVE.exists():
-        return _JAVA_OPTIONS
-    # Java ignores an archive of other jars or of another Java; that is nothing to warn of.
-    return f"{_JAVA_OPTIONS} -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:cds=off,cds+dynamic=off"
 
 
 def local_session(driver_memory: str = "2g", partitions: int = 4) -> SparkSession:
