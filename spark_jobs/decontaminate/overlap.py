@@ -235,7 +235,8 @@ def join_references(
 ) -> References:
     """Join the n-grams with those of the parts, of so many bytes of text in all, by Spark."""
     work = Work(run.spark, text_bytes // BYTES_PER_WORD, run.scratch, run.report)
-    references = work.over_parts(sources, partial(_list, overlaps=overlaps), REFERENCE_SCHEMA)
+    list_ = partial(_list, overlaps=overlaps)
+    references = work.keep_parts(sources, list_, REFERENCE_SCHEMA, "reading held-out texts")
     held = work.over_parts(parts, partial(_list_held, overlaps=overlaps), HELD_SCHEMA)
     held_references = held.join(_without_set_phrases(work, references), "ngram")
     places = work.by_part(held_references, REFERENCE_SCHEMA, "finding held-out n-grams").places
@@ -245,18 +246,13 @@ def join_references(
 def _list(number: int, source: ReferenceTexts, overlaps: PartOverlaps) -> pa.Table:
     ngrams = _read(source, overlaps)
     # Numbers of texts that are unique over all sources.
-    texts = np.append(
-        number * _TEXTS_IN_SOURCE + ngrams.texts, np.full(len(ngrams.phrases), SET_PHRASE)
-    )
-    hashes = np.append(ngrams.hashes, ngrams.phrases).view(np.int64)
-    nothing = np.zeros(len(ngrams.phrases), np.int64)
-    columns = [
-        hashes,
-        texts,
-        np.append(ngrams.sizes[ngrams.texts], nothing),
-        np.append(ngrams.clusters[ngrams.texts].astype(np.int64), nothing),
-    ]
-    return pa.Table.from_arrays(list(map(pa.array, columns)), schema=REFERENCE_SCHEMA)
+    texts = number * _TEXTS_IN_SOURCE + ngrams.texts
+    sizes, clusters = ngrams.sizes[ngrams.texts], ngrams.clusters[ngrams.texts].view(np.int64)
+    phrases = [ngrams.phrases.view(np.int64), *np.zeros((3, len(ngrams.phrases)), np.int64)]
+    phrases[1] += SET_PHRASE
+    of_texts = [ngrams.hashes.view(np.int64), texts, sizes, clusters]
+    columns = [pa.array(np.append(*both)) for both in zip(of_texts, phrases, strict=True)]
+    return pa.Table.from_arrays(columns, schema=REFERENCE_SCHEMA)
 
 
 def _list_held(number: int, part: Part, overlaps: PartOverlaps) -> pa.Table:
@@ -274,18 +270,13 @@ def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
     counted = references.select("*", texts, clusters)
     is_phrase = (F.col("text") == SET_PHRASE) | (F.col("texts") > COMMON_TEXTS)
     is_phrase |= (F.col("clusters") > COMMON_CLUSTERS) & (F.col("of_cluster") > 0)
-    phrases = work.keep(counted.where(is_phrase).select("ngram").distinct(), "finding set phrases")
-    lost = references.join(phrases, "ngram").groupBy("text").agg(F.count("*").alias("lost"))
-    size = F.col("size") - F.coalesce("lost", F.lit(0))
-    rest = references.join(phrases, "ngram", "left_anti").join(lost, "text", "left")
-    nothing = F.lit(0).cast("long")
-    marked = phrases.select(
-        "ngram",
-        F.lit(SET_PHRASE).cast("long").alias("text"),
-        nothing.alias("size"),
-        nothing.alias("of_cluster"),
-    )
-    return rest.withColumn("size", size).select(*REFERENCE_SCHEMA.names).union(marked)
+    phrases = counted.where(is_phrase).select("ngram", F.lit(True).alias("is_phrase")).distinct()
+    phrases = work.keep(phrases, "finding set phrases")
+    joined = references.join(phrases, "ngram", "left")
+    size = F.col("size") - F.count("is_phrase").over(Window.partitionBy("text"))
+    rest = joined.withColumn("size", size).where("is_phrase is null")
+    marked = phrases.select("ngram", *(F.lit(n).cast("long") for n in (SET_PHRASE, 0, 0)))
+    return rest.select(*REFERENCE_SCHEMA.names).union(marked)
 
 
 def _joined(number: int, places: dict[int, RowLocation]) -> NGrams:

@@ -1,6 +1,7 @@
 """Tokens reach the same shards, and listed documents the same lists, under any partitioning, in
 whichever of two ways reference n-grams reach the text."""
 
+import json
 import random
 from collections import defaultdict
 from itertools import chain
@@ -66,8 +67,10 @@ def test_shards_and_lists_are_the_same_under_any_partitioning_and_way_of_n_grams
     texts = overlapping_texts(600, generator)
     sources = [generator.choice(["manual", "wiki", "wiki", "general"]) for _ in texts]
     table = clean_table([f"d{n}" for n in range(len(texts))], texts, sources, SPLIT)
-    evaluation = tmp_path / "evaluation.txt"
-    evaluation.write_text(" ".join(texts[:3]))
+    evaluation = tmp_path / "evaluation.jsonl"
+    # What more than a hundred of them share is a set phrase before held-out text is read.
+    measured = [" ".join(texts[:3]), *(f"in no event shall they be liable {n}" for n in range(101))]
+    evaluation.write_text("\n".join(json.dumps({"text": one}) for one in measured))
 
     def run(corpus: str, held_out_in_memory: int) -> tuple[dict, dict[str, bytes]]:
         output = tmp_path / f"{corpus}-{held_out_in_memory}"
