@@ -20,7 +20,7 @@ from llm_assets.registry.state import RegistryState
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from llm_assets.tracing.explain import Exposure, exposures
 from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, lessons_of
-from spark_jobs.clean.decide.decider import find_reason
+from spark_jobs.clean.decide.decider import find_reasons
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, UnknownDocument, explain_document
 from spark_jobs.read.document import DERIVED
@@ -152,7 +152,7 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
 
 def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
     """Why no clean corpus has a document of this id; empty where the stages do not tell."""
-    if reason := find_reason(clean.url, identifier):
+    if reason := find_reasons(clean.url, pa.array([identifier])).get(identifier):
         count = clean.stats["dropped"][reason]
         told = f"{reason.replace('_', ' ')} ({count:,} in all)"
         return f"{identifier!r} was read and left out by cleaning: {told}."

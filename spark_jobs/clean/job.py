@@ -32,11 +32,12 @@ from spark_jobs.clean.classify import check_models, label_fields
 from spark_jobs.clean.decide.by_spark import SparkDecider
 from spark_jobs.clean.decide.decider import (
     DECIDED_SCHEMA,
+    TEMPLATE,
     DecidedDocuments,
     Decider,
     DecisionRun,
     Example,
-    find_duplicates,
+    find_reasons,
     write_list,
 )
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
@@ -50,7 +51,7 @@ from spark_jobs.clean.forgotten import (
     refuse_widespread,
     tell_similar,
 )
-from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
+from spark_jobs.clean.history import GUARDED, PAST_FOLDER, SPOILT, read_history, write_past
 from spark_jobs.clean.prepare import (
     EXAMPLE_COLUMN,
     PreparedPart,
@@ -355,7 +356,7 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
 
     Texts that are not ASCII come first, since repair and normalization change no others. For copies
     only whether they have a fault is compared. Documents whose fate depends on other text are
-    skipped: what is forgotten or holds such text, and what may be one of many texts of a template.
+    skipped: what is forgotten, holds such text, is of a template, or of the text that judges.
     """
     settings = spec.settings
     raw = parquet.spread(
@@ -374,7 +375,7 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
         clean_corpus, "clean_corpus", pc.field("id").isin(ids), ["id", *columns], parquet.SAMPLED
     )
     kept = {row["id"]: [row[name] for name in columns] for row in clean_rows}
-    copies = set(find_duplicates(clean_corpus, "id", ids)["id"].to_pylist())
+    reasons = find_reasons(clean_corpus, ids)
     passed_over = {*spec.forgotten.ids, *read_similar(clean_corpus)["id"].to_pylist()}
     for row in prepared.to_pylist():
         values = [row[name] for name in columns]
@@ -382,8 +383,8 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
             continue
         if row["id"] in kept:
             yield row["id"], kept[row["id"]], None if row["fault"] else values
-        elif row["fault"] or row["shape"] is None or row["id"] in copies:
-            yield row["id"], row["id"] in copies, not row["fault"]
+        elif row["fault"] or reasons.get(row["id"]) not in (GUARDED, SPOILT, TEMPLATE):
+            yield row["id"], reasons.get(row["id"]), row["fault"]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs.clean.job import CleanSpec, compare_documents
 from spark_jobs.settings import (
     CleanCorpusSettings,
     NearDuplicateSettings,
@@ -92,6 +93,10 @@ def test_later_versions_follow_earlier_ones_by_either_decider(
 
     assert stats[0] == stats[1]
     assert files_below(tmp_path / f"{IN_MEMORY}") == files_below(tmp_path / f"{BY_SPARK}")
+    cleaning = CleanCorpusSettings(split=SPLIT)
+    spec = CleanSpec(raw_corpus=later, output=str(tmp_path / f"{IN_MEMORY}"), settings=cleaning)
+    for name, stored, now in compare_documents(spec, spec.output):
+        assert stored == now, f"after an upgrade, {name} is cleaned as before"
     after = splits(tmp_path / f"{IN_MEMORY}")
     families = of_family(before)
     assert {"train", "held_out"} in families.values()

@@ -217,13 +217,14 @@ def _write_file(
     return {}
 
 
-def find_reason(clean_corpus: str, identifier: str) -> str | None:
-    """Why a document was dropped, unless it is in another list, as that of copies."""
+def find_reasons(clean_corpus: str, ids: pa.Array) -> dict[str, str]:
+    """Why documents were dropped, by id, but for those of other lists, as that of copies."""
+    reasons: dict[str, str] = {}
     for url in parquet.list_files(clean_corpus, "dropped-*.parquet"):
         dropped = parquet.read_table(url)
-        for reason in dropped["reason"].filter(pc.equal(dropped["id"], identifier)).to_pylist():
-            return str(reason)
-    return None
+        rows = dropped.filter(pc.is_in(dropped["id"], ids)).to_pylist()
+        reasons |= {row["id"]: row["reason"] for row in rows}
+    return reasons
 
 
 def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Table:
