@@ -14,7 +14,13 @@ from spark_jobs.settings import (
     TokenizedShardsSettings,
 )
 from tests.spark_jobs.conftest import Corpus
-from tests.spark_jobs.jobs import clean_corpus, files_below, splits, tokenize_corpus
+from tests.spark_jobs.jobs import (
+    clean_corpus,
+    clean_documents,
+    files_below,
+    splits,
+    tokenize_corpus,
+)
 
 SPLIT = SplitSettings(validation=0.15, held_out=0.2)
 IN_MEMORY, BY_SPARK = 10**6, 0
@@ -76,10 +82,10 @@ def test_later_versions_follow_earlier_ones_by_either_decider(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
     """Also those of a document whose versions were divided before versions were looked for."""
-    raw = [contract(number, version) for number in range(40) for version in (1, 2)]
+    raw = [contract(number, version) for number in range(40) for version in (1, 2, 3)]
     make_clean(spark, raw_corpus(raw), tmp_path / "first", near=False)
     before = splits(tmp_path / "first")
-    later = raw_corpus([*raw, *(contract(number, 3) for number in range(80))])
+    later = raw_corpus([*raw, *(contract(number, 4) for number in range(80))])
     stats = [
         make_clean(
             spark,
@@ -105,9 +111,14 @@ def test_later_versions_follow_earlier_ones_by_either_decider(
         if "train" not in families[f"c{number}"]:
             # What judges stays as it is, and its edits are left out.
             expected = {None}
-        assert {after.get(f"c{number}_v3")} == expected
+        assert {after.get(f"c{number}_v4")} == expected
     assert {name: split for name, split in after.items() if name in before} == before
-    assert stats[0]["dropped"]["copy_of_held_out"] > 1
+    assert stats[0]["dropped"]["copy_of_held_out"]
+    rows = clean_documents(tmp_path / f"{IN_MEMORY}").items()
+    held_out = [(name, row["cluster"]) for name, row in rows if row["split"] == "held_out"]
+    judging = of_family(dict(held_out))
+    # As several documents, what they share would be boilerplate, and trained on.
+    assert all(len(clusters) == 1 for clusters in judging.values()) and len(held_out) > len(judging)
 
 
 @pytest.mark.parametrize(("versions", "may_be_held_out"), [(3, True), (40, False)])

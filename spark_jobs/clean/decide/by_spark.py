@@ -422,8 +422,8 @@ def decide_survivors(
         was_trained = F.max(trained).over(of_family) > history.NONE
         is_less = F.col("own_guard") < F.max(guard).over(of_family)
         is_apart = (F.col("own_guard") > history.NONE) & (was_trained | is_less)
-        # Negative, since the first text of both may be the same.
-        cluster = F.when(is_apart, -1 - F.col("cluster")).otherwise(F.col("family"))
+        code = F.when(is_apart, F.col("own_guard")).otherwise(history.NONE)
+        cluster = F.col("family") * len(history.NAMES) + code
         own = own.withColumn("cluster", cluster).drop("own_guard", "family")
     largest = own.groupBy("cluster").agg(
         *(F.max(column).alias(column) for column in _FACTS.values()),

@@ -430,9 +430,11 @@ def decide_survivors(
     facts = _text_facts(documents, texts, recorded, split)
     if len(versions.left):
         family = components(near.edges + of_shape + versions, len(numbers))
-        own, of_family = (_largest(facts.for_cluster(), one) for one in (cluster, family))
+        own = _largest(facts.for_cluster(), cluster)
+        of_family = _largest(facts.for_cluster(), family)
         is_apart = (own.guard > NONE) & ((of_family.trained > NONE) | (own.guard < of_family.guard))
-        cluster = np.where(is_apart, len(numbers) + cluster, family)
+        codes = len(NAMES) * family + np.where(is_apart, own.guard, NONE)
+        cluster = np.unique(codes, return_inverse=True)[1]
     # Texts are in the order of their hashes, so the first names its cluster.
     named_by = pa.array(representatives[_first_of(cluster, numbers)])
     names = documents["text_hash"].take(named_by).combine_chunks()
