@@ -17,7 +17,8 @@ Versions of a document, which share too little to be near-copies and so much tha
 would drop those beside held-out ones (`near_copies.find_versions`), are one cluster, too. Where
 the record has versions in several splits, as from before versions were looked for, those stay
 there: held-out or validation text beside versions that were trained on, and validation text beside
-held-out text, is a cluster of its own.
+held-out text, is a cluster of its own. A cluster with text of a source that is set apart for
+judging has no versions.
 
 A cluster of new texts follows, in this order: a source that the settings set apart for judging; the
 document that had one of its ids before, since it is an edit of it, unless the id is a row's number;

@@ -3,6 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -137,3 +139,29 @@ def test_a_document_of_very_many_versions_is_trained_on(
     found = of_family(splits(tmp_path / "clean"))
     assert all(len(several) == 1 for several in found.values())
     assert ({"held_out"} in found.values()) == may_be_held_out
+
+
+@pytest.mark.parametrize("documents_in_memory", [IN_MEMORY, BY_SPARK])
+def test_versions_of_a_near_copy_of_evaluation_text_stay(
+    spark: SparkSession, tmp_path: Path, documents_in_memory: int
+) -> None:
+    """Whichever of evaluation text and its near-copy has the smaller hash."""
+    exam = [(f"{name}_exam", text) for name, text in (contract(n, 1) for n in range(12))]
+    copies = [(name.replace("exam", "copy"), f"{text} and signed") for name, text in exam]
+    later = [contract(number, 2) for number in range(12)]
+    (tmp_path / "raw").mkdir()
+    ids, texts = zip(*exam, *copies, *later, strict=True)
+    table = pa.table({"id": ids, "text": texts, "source": ["exam"] * 12 + ["manual"] * 24})
+    pq.write_table(table, tmp_path / "raw" / "part-00000.parquet")
+    split = SplitSettings(sources={"exam": "held_out"})
+
+    stats = clean_corpus(
+        spark,
+        tmp_path / "raw",
+        tmp_path / "clean",
+        CleanCorpusSettings(split=split),
+        documents_in_memory=documents_in_memory,
+    )
+
+    assert stats["dropped"] == {"near_duplicate": 12}
+    assert {*splits(tmp_path / "clean")} == {name for name, _ in [*exam, *later]}

@@ -416,9 +416,12 @@ def decide_survivors(
     # In Arrow batches, so that the rules are the same code as in memory.
     own = clustered.mapInArrow(_state_facts, _with_columns(clustered, facts))
     if has_versions:
-        guard, trained = (F.col(_FACTS[name]) for name in ("guard", "trained"))
+        guard, trained, force = (F.col(_FACTS[name]) for name in ("guard", "trained", "force"))
         of_cluster, of_family = (Window.partitionBy(name) for name in ("cluster", "family"))
         own = own.withColumn("own_guard", F.max(guard).over(of_cluster))
+        # Negative, since the first text of both may be the same.
+        single = F.when(F.max(force).over(of_cluster) > history.NONE, -1 - F.col("cluster"))
+        own = own.withColumn("family", F.coalesce(single, "family"))
         was_trained = F.max(trained).over(of_family) > history.NONE
         is_less = F.col("own_guard") < F.max(guard).over(of_family)
         is_apart = (F.col("own_guard") > history.NONE) & (was_trained | is_less)

@@ -431,6 +431,7 @@ def decide_survivors(
     if len(versions.left):
         family = components(near.edges + of_shape + versions, len(numbers))
         own = _largest(facts.for_cluster(), cluster)
+        family = np.where(own.force > NONE, len(numbers) + cluster, family)
         of_family = _largest(facts.for_cluster(), family)
         is_apart = (own.guard > NONE) & ((of_family.trained > NONE) | (own.guard < of_family.guard))
         codes = len(NAMES) * family + np.where(is_apart, own.guard, NONE)
