@@ -106,7 +106,7 @@ def merge_places(messages: Iterable[str]) -> list[str]:
     return merged
 
 
-def _row_tokens(settings: PipelineSettings, text: TextSurvey) -> float:
+def row_tokens(settings: PipelineSettings, text: TextSurvey) -> float:
     """Approximate tokens of the rows that a text fills."""
     if settings.form in ("pretraining", "conversations"):
         return text.tokens + (settings.form == "conversations") * CHAT_TOKENS * text.documents
@@ -153,11 +153,11 @@ def look_at(
         if place == "held_out":
             text.held_out += result.documents
         elif place == "train":
-            text.tokens_to_train += _row_tokens(settings, result)
+            text.tokens_to_train += row_tokens(settings, result)
         elif place is None:
             text.documents += result.documents
             share = 1 - split.validation - split.held_out
-            text.tokens_to_train += share * _row_tokens(settings, result)
+            text.tokens_to_train += share * row_tokens(settings, result)
         if place != "replay":
             text.usable += result.documents
             text.in_sources += result.documents + result.copies + result.short

@@ -46,6 +46,7 @@ HTML_SHARE = 0.1
 CHAT = re.compile(r"\[\{[^{}]*'role': '(?:system|user|human)'")
 """How a chat begins in a row as Python writes it."""
 
+Sources = list[dict[str, Any]]
 Columns = tuple[str, str]
 """`text_column` or `text_template`, and its value."""
 DEFAULT_COLUMN: Columns = ("text_column", "text")
@@ -106,14 +107,15 @@ def plan_columns(
     return settings, without, notes
 
 
-def plan_examples(source: Files, files: list[StoredFile]) -> list[dict[str, Any]]:
-    """Sources of the conversations, and questions with answers, that a folder mostly holds; none
-    where it holds more other text."""
+def plan_examples(source: Files, files: list[StoredFile]) -> tuple[Sources, list[StoredFile]]:
+    """Sources of the conversations, and questions with answers, that a folder mostly holds, and
+    their files; none where it holds more other text."""
     sources: dict[str, dict[str, Any]] = {}
-    size = 0
+    read: list[StoredFile] = []
 
     def add(name: str, place: dict[str, Any], examples: dict[str, str]) -> None:
-        while name in sources:
+        # The last two are names of what is replayed.
+        while name in (*sources, "other_text", "package_docs"):
             name += "_"
         values = {"type": "files", "name": name, **place, "examples": examples}
         sources[name] = {**values, "on_bad_file": "quarantine"}
@@ -124,26 +126,28 @@ def plan_examples(source: Files, files: list[StoredFile]) -> list[dict[str, Any]
         if columns and columns[0] and all(one == columns[0] for one in columns):
             # The folder, so that a table that comes later is read, too.
             add("chats", {"path": source.path, "formats": [form]}, columns[0])
-            size += sum(file.size for file in tables)
+            read += tables
             continue
         for file, examples in zip(tables, columns, strict=False):
             if examples:
                 name = name_from(PurePath(file.name).stem, "chats")
                 add(name, {"path": f"{source.path}/{file.name}"}, examples)
-                size += file.size
-    is_most = size >= EXAMPLES_SHARE * sum(file.size for file in files)
-    return list(sources.values()) if is_most and len(sources) <= MOST_SOURCES else []
+                read.append(file)
+    size, whole = (sum(file.size for file in some) for some in (read, files))
+    if size < EXAMPLES_SHARE * whole or len(sources) > MOST_SOURCES:
+        return [], []
+    return list(sources.values()), read
 
 
 def example_columns(rows: list[dict[str, Any]]) -> dict[str, str] | None:
     """The columns of the conversations that records are; None where most of them are none."""
-    key, value = text_columns(rows) or DEFAULT_COLUMN
-    lists = (name for row in rows for name, held in row.items() if isinstance(held, list))
+    _, value = text_columns(rows) or DEFAULT_COLUMN
+    # Not a list of labels, which are words.
+    lists = (name for row in rows for name, held in row.items() if str(held).startswith("[{"))
     examples = {"form": "conversations", "messages_column": next(lists, "messages")}
-    if key == "text_template" and value.startswith("Question: {"):
-        prompt, answer = template_columns(value)
+    if asks := re.fullmatch(r"Question: {(.+)}\nAnswer: {(.+)}", value):
         examples = {"form": "conversations", "layout": "prompt_answer"}
-        examples |= {"prompt_column": prompt, "answer_column": answer}
+        examples |= {"prompt_column": asks[1], "answer_column": asks[2]}
     columns, usable = ConversationColumns.model_validate(examples), 0
     for row in rows:
         with suppress(UnusableRow):

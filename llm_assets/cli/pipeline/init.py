@@ -12,7 +12,7 @@ import yaml
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import counted
-from llm_assets.cli.pipeline.columns import plan_columns, plan_examples
+from llm_assets.cli.pipeline.columns import Sources, plan_columns, plan_examples
 from llm_assets.config import PipelineSettings, check_name, name_from
 from llm_assets.preflight.check import (
     LOOK_SECONDS,
@@ -24,7 +24,7 @@ from llm_assets.preflight.check import (
     tokens_per_second,
 )
 from llm_assets.preflight.held_out import describe_held_out, held_out_share
-from llm_assets.preflight.text import TextEstimate, look_at
+from llm_assets.preflight.text import TextEstimate, look_at, row_tokens
 from llm_assets.services import WORKSPACE
 from llm_assets.settings_file import OTHER_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
@@ -32,6 +32,7 @@ from serving.settings import EndpointSettings, listen
 from spark_jobs.read.files.find import NoFiles, find_files
 from spark_jobs.read.formats import FORMATS, TABLES
 from spark_jobs.read.settings import Files
+from spark_jobs.read.survey import survey
 
 THERE = "{path} already exists. Choose another path with --output, or remove the file."
 CODE_SHARE = 0.2
@@ -98,13 +99,18 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
     }
     if is_chat := any("examples" in one for one in sources):
         values["checkpoint"] = {"recipe": "fine_tuning"}
-    text = look_at(PipelineSettings.model_validate(values), LOOK_SECONDS)
+    looked_at = PipelineSettings.model_validate(values)
+    text = look_at(looked_at, LOOK_SECONDS)
     if not text.documents and not text.short:
         raise UserError(
             f"{shown_in_line(str(folder))} contains no text to learn from, so no pipeline file was "
             f"written: {'; '.join([*notes, *text.lines(None)[1:]])}."
             + "".join(f"\n  {message}" for message in text.messages)
         )
+    for form in (form for one in replayed for form in one.get("formats", ())):
+        text.unread.counts.pop(f"{form} files", None)
+    # The look was by the default shares, and these are chosen only now.
+    text.tokens_to_train = row_tokens(looked_at, text)
     # Only now, since the look is at the folder's own text.
     values["raw_corpus"] = {"sources": [*sources, *replayed]}
     values |= _choices(text, replayed, is_chat)
@@ -156,14 +162,11 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     return name, path
 
 
-Sources = list[dict[str, Any]]
-
-
 def _plan_sources(folder: Path) -> tuple[Sources, Sources, list[str]]:
     """The sources to learn from, those to replay beside them, and what they read and leave out, in
     words; raises UserError where nothing in the folder can be read."""
     # Whole, since the pipeline file may be used from another folder.
-    values = {"type": "files", "name": "text", "path": str(folder.resolve())}
+    values: dict[str, Any] = {"type": "files", "name": "text", "path": str(folder.resolve())}
     everything = Files.model_validate(values | {"formats": FORMATS, "on_bad_file": "quarantine"})
     try:
         listing = find_files(everything)
@@ -172,42 +175,47 @@ def _plan_sources(folder: Path) -> tuple[Sources, Sources, list[str]]:
             f"{shown_in_line(str(folder))} has no files. Put text into it, or name another folder."
         ) from error
     columns, without, notes = plan_columns(everything, listing.files)
-    counts = Counter(file.format.name for file in listing.files)
-    if counts["code"] < CODE_SHARE * len(listing.files):
+    chats, read = plan_examples(everything, listing.files)
+    if chats:
+        left = sum(file.format.name in TABLES for file in listing.files) - len(read)
+        notes = [f"left out: {counted(left, 'table')} without conversations"] * bool(left)
+        without = [*TABLES]
+    codes = sum(file.format.name == "code" for file in listing.files)
+    if codes < CODE_SHARE * len(listing.files):
         without.append("code")
-        if counts["code"]:
-            notes.insert(0, f"code files left out (`formats`): {counts['code']:,}")
+        notes[:0] = [f"code files left out (`formats`): {codes:,}"] * bool(codes)
     # Also those that are not there yet, so that the first file of a kind is read when it comes.
     formats = tuple(form for form in FORMATS if form not in without)
-    sizes = [file.size for file in listing.files if file.format.name in formats]
-    if not sizes:
+    others = [file for file in listing.files if file.format.name in formats]
+    read += others
+    if not read:
         raise UserError(
             f"{shown_in_line(str(folder))} contains no readable text. "
             f"{'; '.join(notes) or listing.unread}"
         )
-    summary = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
-    summary = f"{counted(len(sizes), 'file')}, {sum(sizes) / 1e6:,.1f} MB: {summary}"
-    chats = plan_examples(everything, listing.files)
+    counts = Counter(file.format.name for file in read).most_common()
+    summary = ", ".join(f"{count:,} {kind}" for kind, count in counts)
+    size = sum(file.size for file in read) / 1e6
+    notes.insert(0, f"{counted(len(read), 'file')}, {size:,.1f} MB: {summary}")
     if chats:
         html = {"strip_html": True} if columns.pop("strip_html", False) else {}
-        notes = [
-            summary,
+        notes.insert(
+            1,
             "conversations, or questions with answers, are learned as such: only the answers count "
             f"(`recipe: fine_tuning`), of {', '.join(one['name'] for one in chats)}",
-        ]
-        formats = tuple(form for form in formats if form not in TABLES)
-        sizes = [file.size for file in listing.files if file.format.name in formats]
+        )
+        values |= {"name": "other_text", "formats": [*formats], "on_bad_file": "quarantine"}
+        # Of its text, since a scan has none, and a source without text ends a run.
+        look = survey(Files.model_validate(values), others, 1, LOOK_SECONDS)
         # Beside much general text, a handbook would be few of the rows that replay text.
-        replayed = [] if sum(sizes) > ENOUGH_REPLAYED else [REPLAYED]
-        if sizes:
-            others = {"name": "other_text", "formats": [*formats], "on_bad_file": "quarantine"}
-            replayed.insert(0, values | others)
+        replayed = [] if look.bytes > ENOUGH_REPLAYED else [REPLAYED]
+        if look.bytes:
+            replayed.insert(0, values)
             notes.append(
-                f"{counted(len(sizes), 'other file')} can be no answers, so they are learned in "
+                f"{counted(len(others), 'other file')} can be no answers, so they are learned in "
                 "the rows that replay text (`clean_corpus.split.sources`)"
             )
         return [one | html for one in chats], replayed, notes
-    notes.insert(0, summary)
     changed = {} if formats == DEFAULT_FORMATS else {"formats": [*formats]}
     source = {**values, **changed, **columns, "on_bad_file": "quarantine"}
     return [source], [REPLAYED], notes
@@ -225,10 +233,9 @@ def _choices(text: TextEstimate, replayed: Sources, is_chat: bool) -> dict[str, 
     share = held_out_share(documents, gate)
     most_steps = TRAINING_SECONDS * tokens_per_second() / TOKENS_PER_STEP
     # Replayed rows take their share of every step, so a pass over the folder's own text takes more.
-    pass_steps = text.tokens / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
+    pass_steps = text.tokens_to_train / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
     steps = max(LEAST_STEPS, round(min(most_steps, pass_steps)))
-    is_long = is_chat or text.tokens / documents >= LONG_DOCUMENT_TOKENS
-    length = 512 if is_long else 256
+    length = 512 if is_chat or text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
     # If every document is too short, these count: they are used once the minimum length is lowered.
     usable = max(1.0, text.documents or text.short)
@@ -236,10 +243,9 @@ def _choices(text: TextEstimate, replayed: Sources, is_chat: bool) -> dict[str, 
     # Where no share is enough for the gate, the default one is written, and `init` tells the
     # obstacle.
     split = {"validation": round(validation, 2), "held_out": share or 0.05}
+    sources = {one["name"]: "replay" for one in replayed}
     return {
-        "clean_corpus": {
-            "split": {**split, "sources": {one["name"]: "replay" for one in replayed}}
-        },
+        "clean_corpus": {"split": {**split, "sources": sources}},
         "tokenized_shards": {
             "sequence_length": length,
             **({"examples": {"chat_template": CHAT_TEMPLATE}} if is_chat else {}),
@@ -280,8 +286,7 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
     split = settings.clean_corpus.split
-    # The look was by the default shares.
-    text.tokens_to_train = text.tokens * (1 - split.validation - split.held_out)
+    text.tokens_to_train *= 1 - split.validation - split.held_out
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay {' and '.join(split.replayed)}, to limit "
         "forgetting (`checkpoint.replay_share`)",

@@ -273,7 +273,13 @@ def test_each_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
 
 PAIRS = [{"number": n, "query": f"Does part {n} fit?", "reply": f"No, {n + 1}."} for n in range(90)]
 CHATS = [
-    {"turns": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": f"So. {n}"}]}
+    {
+        "labels": ["pump"],
+        "turns": [
+            {"role": "user", "content": "Why?"},
+            {"role": "assistant", "content": f"So. {n}"},
+        ],
+    }
     for n in range(90)
 ]
 
@@ -297,7 +303,9 @@ def test_conversations_are_learned_as_such_with_a_handbook_beside_them(
     assert settings.checkpoint.recipe == "fine_tuning" and settings.form == "conversations"
     assert settings.clean_corpus.split.replayed == ["other_text", "package_docs"]
     assert [one.name for one in own_text(settings).sources] == names
-    assert not any("set aside" in note or "continue them as text" in note for note in started.notes)
+    for wrong in ("set aside", "not read", "left out: ", "continue them as text"):
+        assert not any(wrong in note for note in started.notes if "copies" not in note)
+    assert f"{len(tables) + 1} files, " in started.notes[0]
     rows = sum(map(len, tables.values()))
     assert look_at(settings, None).documents == pytest.approx(rows, abs=41), "but for exact copies"
     # The base model's own template would tell each customer's model that it is named SmolLM.
@@ -307,6 +315,38 @@ def test_conversations_are_learned_as_such_with_a_handbook_beside_them(
     write_snapshot(raw.model_copy(update={"sources": raw.sources[:-1]}), tmp_path / "raw", print)
     documents = pq.read_table(tmp_path / "raw").to_pylist()
     assert {row["source"] for row in documents if row["example"] is None} == {"other_text"}
+
+
+def test_a_folder_of_conversations_alone_is_learned_with_nothing_else_but_general_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
+    files = {"other_text.jsonl": CHATS, "parts.jsonl": [{"part": 1}]}
+    tables = {name: "\n".join(map(json.dumps, rows)) for name, rows in files.items()}
+
+    started = start(write_files(tmp_path / "desk", tables | {"scan.md": ""}))
+
+    settings = load_settings(started.path)
+    # A source that has no text would end the run after it was read.
+    assert settings.clean_corpus.split.replayed == ["package_docs"]
+    (source,) = own_text(settings).sources
+    assert isinstance(source, Files) and source.path.endswith("other_text.jsonl")
+    assert "left out: 1 table without conversations" in started.notes
+    read = [
+        re.findall("steps read about [^ ]+", "\n".join(notes))
+        for notes in (started.notes, preflight(settings, is_judged=False))
+    ]
+    assert read[0] == read[1] != [], "with the marks of the turns"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_remarks_beside_a_question_are_no_answers_to_it(tmp_path: Path, count: int) -> None:
+    remarks = {f"remark {n}": "The ball valve opens first, always." for n in range(count)}
+    row = json.dumps({"question": "Which of these two valves opens first?"} | remarks)
+
+    started = start(write_files(tmp_path / "survey", {"forms.jsonl": row}))
+
+    assert load_settings(started.path).form == "pretraining"
 
 
 PROSE = "The pump opens slowly when it is cold. "
