@@ -13,7 +13,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -378,10 +378,10 @@ def open_signer(path: Path) -> CryptoSigner:
             f"{path} is no private key in PEM without a password: {error}. Give one with "
             "`forgetting.signing_key`, or move this file away: a new key is then created."
         ) from None
-    public = path.with_suffix(".pub")
-    # A key of your own may have its public one beside it in another format.
-    if not public.exists():
-        files.write(public, _public_key(signer))
+    # A key of your own may have another format beside it, or lie where nothing can be written.
+    with suppress(OSError):
+        if not (public := path.with_suffix(".pub")).exists():
+            files.write(public, _public_key(signer))
     return signer
 
 

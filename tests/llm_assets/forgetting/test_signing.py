@@ -81,6 +81,14 @@ def test_two_that_sign_at_once_for_the_first_time_have_one_key(tmp_path: Path) -
     assert open_signer(path).public_key.keyid, "as a full disk left it"
 
 
+def test_a_key_of_a_place_where_nothing_can_be_written_signs(
+    tmp_path: Path, signer: CryptoSigner
+) -> None:
+    with (tmp_path / "keys" / "issuer.pem").open() as file:
+        opened = open_signer(Path(f"/dev/fd/{file.fileno()}"))
+    assert opened.public_key.keyid == signer.public_key.keyid
+
+
 def test_no_flipped_bit_changes_what_is_read(certificate: Path) -> None:
     whole = certificate.read_bytes()
     generator, refused = random.Random(0), 0
