@@ -153,8 +153,7 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
 def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
     """Why no clean corpus has a document of this id; empty where the stages do not tell."""
     if reason := find_reasons(clean.url, pa.array([identifier])).get(identifier):
-        count = clean.stats["dropped"][reason]
-        told = f"{reason.replace('_', ' ')} ({count:,} in all)"
+        told = f"{reason.replace('_', ' ')} ({clean.stats['dropped'][reason]:,} in all)"
         return f"{identifier!r} was read and left out by cleaning: {told}."
     raw = store.find_named("raw_corpus", clean.manifest.inputs.get("raw_corpus", ""))
     if raw is None:
