@@ -61,9 +61,9 @@ def forget(
     """
     record, pipeline = session.record, session.settings.name
     _refuse_while_making(session)
-    plan = make_plan(session, identifiers, decision, similar, report)
     # Only a listing quotes: what is done may be kept in a log.
-    tell_plan(session, plan, not yes, report)
+    plan = make_plan(session, identifiers, decision, similar, not yes, report)
+    tell_plan(session, plan, report)
     if plan.undecided:
         text = (
             f"{'; '.join(plan.undecided)}. Decide about other documents with such text: "

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +23,6 @@ from llm_assets.forgetting.forgotten_list import (
     Similar,
     read_list,
 )
-from llm_assets.tracing.dropped import compare
 from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.training_text import all_runs
 from spark_jobs.clean.decide.decider import EXACT, find_duplicates
@@ -101,6 +101,7 @@ def make_plan(
     decision: ForgetDecision,
     similar: Similar | None,
     report: Report,
+    quoting: bool,
 ) -> ForgetPlan:
     """Plan from ids: entries that the list has already, new documents, and what goes with them.
 
@@ -151,7 +152,8 @@ def make_plan(
             # Others than those of the plan itself.
             if row["text_hash"] not in plan.splits:
                 holders[survivor_of.get(document, document)].append(row)
-    plan.quoted = _quote(clean, holders, {row["id"]: row["text"] for row in texts_of})
+    if holders and quoting and similar != "keep":
+        plan.quoted = _quote(clean, holders, {row["id"]: row["text"] for row in texts_of[::-1]})
     holding = [row["id"] for rows in holders.values() for row in rows]
     # What was made from a document that holds the text may hold it as well.
     derived |= find_derived(record, state, holding)
@@ -283,11 +285,11 @@ def _quote(clean: Artifact, holders: Rows, texts: Mapping[str, str]) -> dict[str
     columns = ["text_hash", "text"]
     record = open_parts([clean.url, f"{clean.url}/{PAST_FOLDER}"], columns)
     quoted = {}
-    is_holder = pc.field("text_hash").isin(pa.array([*found], pa.string()))
-    for row in record.to_table(columns, is_holder).to_pylist():
-        stretches, _ = compare(row["text"], texts[found[row["text_hash"]]])
-        common = [words for words, is_common in stretches or () if is_common]
-        quoted[row["text_hash"]] = shown_in_line(" ".join(max(common, key=len, default="").split()))
+    for row in record.to_table(columns, pc.field("text_hash").isin([*found])).to_pylist():
+        words, others = row["text"].split(), texts[found[row["text_hash"]]].casefold().split()
+        matcher = SequenceMatcher(None, list(map(str.casefold, words)), others)
+        first, _, count = matcher.find_longest_match()
+        quoted[row["text_hash"]] = shown_in_line(" ".join(words[first : first + count]))
     return quoted
 
 
@@ -309,7 +311,7 @@ def _entry(
     return ForgottenDocument.model_validate(values | own)
 
 
-def tell_plan(session: Session, plan: ForgetPlan, quoting: bool, report: Report) -> None:
+def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
     """A line for each document: what it was to the versions, or with which it goes, and why."""
     runs = all_runs(session.record.store, session.registry.state())
     texts = [
@@ -330,7 +332,7 @@ def tell_plan(session: Session, plan: ForgetPlan, quoting: bool, report: Report)
         elif entry.survivor and entry.similarity is None:
             report(f"  with it, a text made from it: {exposure}")
         elif entry.survivor:
-            words = plan.quoted.get(entry.text_hash or "", "")[:QUOTED] if quoting else ""
+            words = plan.quoted.get(entry.text_hash or "", "")[:QUOTED]
             why = f"{entry.similarity:.0%}{f', such as {words!r}' if words else ''}"
             report(f"  with it, a document with its text ({why}): {exposure}")
         elif name in listed:

@@ -55,7 +55,7 @@ def test_a_listing_tells_a_documents_earlier_text_from_its_present_one(small: Sm
         for text in (NOW, BEFORE)
     ]
     said: list[str] = []
-    tell_plan(session_of(small), ForgetPlan(entries), True, said.append)
+    tell_plan(session_of(small), ForgetPlan(entries), said.append)
     assert said[0] == "valve (manual): never trained on"
     (earlier,) = said[1:]
     assert earlier.startswith("  an earlier text of it (manual): trained on by version 1 at step 3")
