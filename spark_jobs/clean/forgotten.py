@@ -28,11 +28,13 @@ from artifacts.words import has_unspaced
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.decontaminate.ngrams import (
     NGrams,
+    each_once,
     group_ngrams,
     load_ngrams,
     ngrams_of,
     save_ngrams,
 )
+from spark_jobs.read.opened import hash64
 from spark_jobs.runtime.parquet import Part, read_table, to_parquet, to_stream
 from spark_jobs.runtime.tasks import JobRun, map_tasks
 from spark_jobs.text import Shingles, fold, sum_words
@@ -56,9 +58,9 @@ answer. It does not tell a text from others, so a signature leaves it out. Few e
 of mail in which each quotes the first one is rarely taken for that."""
 METHOD = (
     f"every {NGRAM_SIZE}th n-gram of {NGRAM_SIZE} words of a text (folded, 32 bits of its hash) "
-    "was looked up among all of a document, without those that more than "
-    f"{COMMON_DOCUMENTS} other documents held when it was forgotten; it holds the text where it "
-    "has at least the stated share of them, or is made of them by that share"
+    "was looked up among all of a document, but for any that was left out since more than "
+    f"{COMMON_DOCUMENTS} other documents held it when the text was forgotten; a document holds it "
+    "where it has at least the stated share of them, or is made of them by that share"
 )
 """The method, as a certificate describes it."""
 
@@ -183,45 +185,30 @@ def find_similar(
     return pa.Table.from_pylist(named, SIMILAR_SCHEMA)
 
 
-def without_common(
-    run: JobRun, parts: Sequence[Part], signatures: Signatures
-) -> tuple[Signatures, dict[str, int]]:
-    """Signatures of texts without what many other documents of a corpus hold, too.
-
-    Returns:
-        The signatures, and of each text that shares such wording, in how many documents the most
-        common n-gram of it is.
-    """
-    references = as_references(list(signatures.values()))
-    url = save_ngrams(run.scratch, references)
-    work = partial(_count_holders, references=url, own=frozenset(signatures), scratch=run.scratch)
+def without_common(run: JobRun, parts: Sequence[Part], signatures: Signatures) -> Signatures:
+    """Signatures of texts without what many other documents of a corpus hold, too."""
+    url = save_ngrams(run.scratch, as_references(list(signatures.values())))
+    work = partial(_find_holders, references=url, own=frozenset(signatures), scratch=run.scratch)
     records = map_tasks(run.spark, "looking for common text", parts, work, run.report)
-    different = references.lookup.ordered
-    holders = np.zeros(len(different), np.int64)
-    for record in records:
-        holders += np.frombuffer(files.read(record["url"]), np.int64)
-    is_common = holders > COMMON_DOCUMENTS
-    peculiar = {
-        text: ngrams[~np.isin(ngrams, different[is_common])] for text, ngrams in signatures.items()
-    }
-    most = {
-        text: int(holders[np.searchsorted(different, ngrams)].max())
-        for text, ngrams in signatures.items()
-        if len(peculiar[text]) < len(ngrams)
-    }
-    return peculiar, most
+    found = [np.frombuffer(files.read(record["url"]), np.uint64) for record in records]
+    held = np.concatenate([pairs.reshape(2, -1) for pairs in found], axis=1)
+    different, counts = np.unique(each_once(*held)[0], return_counts=True)
+    common = different[counts > COMMON_DOCUMENTS]
+    return {text: ngrams[~np.isin(ngrams, common)] for text, ngrams in signatures.items()}
 
 
-def _count_holders(
-    part: Part, references: str, own: frozenset[str], scratch: str
-) -> dict[str, Any]:
-    """How many documents of a part, other than those with these texts, hold each n-gram."""
-    documents = part.read(["text_hash", "text"])
+def _find_holders(part: Part, references: str, own: frozenset[str], scratch: str) -> dict[str, Any]:
+    """Which documents of a part, other than those with these texts, hold each n-gram."""
+    documents = part.read(["id", "text_hash", "text"])
     is_own = pc.is_in(documents["text_hash"], pa.array(sorted(own), pa.string()))
-    others = documents["text"].filter(pc.invert(is_own)).to_pylist()
+    others = documents.filter(pc.invert(is_own))
+    # By their ids: a corpus with its record has all texts of a document that was edited.
+    names = np.array([hash64(one) for one in others["id"].to_pylist()], np.uint64)
+    ngrams = _ngrams(others["text"].to_pylist())
     url = f"{scratch}/holders-{uuid.uuid4().hex}"
-    # In a file, since tasks return only small records.
-    files.write(url, load_ngrams(references).holders(_ngrams(others)).tobytes(), sync=False)
+    # In a file, since tasks return only small records; more than decide are not needed.
+    held = load_ngrams(references).holders(ngrams, names, COMMON_DOCUMENTS + 1)
+    files.write(url, held.tobytes(), sync=False)
     return {"url": url}
 
 

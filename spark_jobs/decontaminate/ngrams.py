@@ -114,7 +114,7 @@ class NGrams:
         # Most are in few texts, whose clusters need not be counted.
         is_frequent = np.repeat(counts > COMMON_CLUSTERS, counts)
         hashes, clusters = self.hashes[is_frequent], self.clusters[self.texts[is_frequent]]
-        hashes, _ = _each_once(hashes[clusters > 0], clusters[clusters > 0])
+        hashes, _ = each_once(hashes[clusters > 0], clusters[clusters > 0])
         different = np.flatnonzero(run_starts(hashes))
         times = np.diff(np.append(different, len(hashes)))
         of_clusters = hashes[different[times > COMMON_CLUSTERS]]
@@ -155,17 +155,19 @@ class NGrams:
         for start, end in pairwise([*batches, len(documents)]):
             yield self._count(hashes[start:end], documents[start:end])
 
-    def holders(self, shingles: Shingles) -> np.ndarray:
-        """In how many documents each different n-gram is: int64, in the order of `lookup`."""
+    def holders(self, shingles: Shingles, names: np.ndarray, most: int) -> np.ndarray:
+        """N-grams and names of documents that hold them, so many of each: uint64, (2, pairs)."""
         held = self.lookup.find(shingles.hashes)
-        hashes, _ = _each_once(shingles.hashes[held], _owners(shingles)[held])
-        return np.bincount(self.lookup.place(hashes), minlength=len(self.lookup.ordered))
+        pairs = np.stack(each_once(shingles.hashes[held], names[_owners(shingles)[held]]))
+        is_among = np.ones(pairs.shape[1], bool)
+        is_among[most:] = pairs[0, most:] != pairs[0, :-most]
+        return pairs[:, is_among]
 
     def _count(
         self, hashes: np.ndarray, documents: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The pairs of `common`, from n-grams of these."""
-        hashes, documents = _each_once(hashes, documents)
+        hashes, documents = each_once(hashes, documents)
         place = self.lookup.place(hashes)
         first = self._starts[place]
         counts = self._starts[place + 1] - first
@@ -198,7 +200,7 @@ def group_ngrams(ngrams: Shingles, clusters: Sequence[str] = ()) -> NGrams:
     Args:
         clusters: the cluster of each text, if they are held-out texts.
     """
-    hashes, owners = _each_once(ngrams.hashes, _owners(ngrams))
+    hashes, owners = each_once(ngrams.hashes, _owners(ngrams))
     count = len(ngrams.offsets) - 1
     names = np.zeros(count, np.uint64)
     for place, cluster in enumerate(clusters):
@@ -214,7 +216,7 @@ def _owners(shingles: Shingles) -> np.ndarray:
     return np.repeat(np.arange(len(shingles.offsets) - 1), np.diff(shingles.offsets))
 
 
-def _each_once(hashes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def each_once(hashes: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each pair once, ordered by hash."""
     order = np.lexsort((owners, hashes))
     hashes, owners = hashes[order], owners[order]

@@ -27,6 +27,7 @@ from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.training_text import all_runs
 from spark_jobs.clean.decide.decider import EXACT, find_duplicates
 from spark_jobs.clean.forgotten import (
+    COMMON_DOCUMENTS,
     FEWEST_NGRAMS,
     MOST_SIMILAR,
     NGRAM_SIZE,
@@ -62,8 +63,8 @@ class ForgetPlan:
     """Split of each text, by its hash, without texts that were forgotten before."""
     signatures: Signatures = field(default_factory=dict)
     """Of the texts that are new on the list."""
-    shared: dict[str, int] = field(default_factory=dict)
-    """Of texts with wording that many documents have, in how many the most common of it is."""
+    shared: set[str] = field(default_factory=set)
+    """Texts with wording that many other documents have, too."""
     quoted: dict[str, str] = field(default_factory=dict)
     """What other documents, by the hashes of their texts, have in common with a text."""
     undecided: list[str] = field(default_factory=list)
@@ -100,8 +101,8 @@ def make_plan(
     identifiers: Sequence[str],
     decision: ForgetDecision,
     similar: Similar | None,
-    report: Report,
     quoting: bool,
+    report: Report,
 ) -> ForgetPlan:
     """Plan from ids: entries that the list has already, new documents, and what goes with them.
 
@@ -133,7 +134,8 @@ def make_plan(
     if signatures:
         with searching(record.store, [clean], report) as (run, parts):
             if similar != "drop":
-                signatures, plan.shared = without_common(run, parts, signatures)
+                whole, signatures = signatures, without_common(run, parts, signatures)
+                plan.shared = {one for one in whole if len(whole[one]) > len(signatures[one])}
             # Short texts are in many documents, so only a person has those dropped that hold one.
             short = plan.splits.keys() if similar == "drop" else ()
             plan.signatures = {
@@ -183,11 +185,10 @@ def make_plan(
             )
         # A short text that was dropped raises no question: it is in no corpus to compare with.
         elif texts[0]["split"] != DROPPED and texts[0]["text_hash"] not in plan.signatures:
-            most = plan.shared.get(texts[0]["text_hash"])
-            apart = f", apart from wording that {most:,} other documents have," if most else ""
+            apart = f", apart from wording that more than {COMMON_DOCUMENTS} other documents have,"
             plan.undecided.append(
-                f"{document} has{apart} fewer than {words} words, too few to distinguish it from "
-                "other text"
+                f"{document} has{apart * (texts[0]['text_hash'] in plan.shared)} fewer than "
+                f"{words} words, too few to distinguish it from other text"
             )
     return plan
 
@@ -345,6 +346,6 @@ def tell_plan(session: Session, plan: ForgetPlan, report: Report) -> None:
                 report("  It is held out: models are compared without it from now on.")
     if plan.shared:
         report(
-            f"Up to {max(plan.shared.values()):,} other documents have some of this wording, such "
-            "as a standard answer: those that share no more stay, unless you choose --similar drop."
+            f"More than {COMMON_DOCUMENTS} other documents have some of this wording, such as a "
+            "standard answer: those that share no more stay, unless you choose --similar drop."
         )

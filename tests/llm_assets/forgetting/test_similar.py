@@ -18,6 +18,7 @@ from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.forgetting.forgotten_list import ForgottenList, read_list
 from llm_assets.registry.base import LocalRegistry
+from spark_jobs.clean import forgotten
 from spark_jobs.clean.forgotten import COMMON_DOCUMENTS, MOST_SIMILAR
 from spark_jobs.runtime.parquet import write_table
 from tests.conftest import make_project
@@ -28,7 +29,7 @@ from tests.tiny import story, with_a_word_changed
 LEVER, LICENSE = story("lever"), story("license", 40)
 TEXTS = {
     "lever.txt": LEVER,
-    "harbor.txt": f"{story('harbor', 200)} {LEVER}",
+    "harbor.txt": f"{story('harbor', 500)} {LEVER}",
     "fog.txt": story("fog"),
     "license.txt": LICENSE,
     "short.txt": "Marguerite counts nine rivets before midnight.",
@@ -68,6 +69,14 @@ class Pipeline:
         if texts is not None:
             self.write(texts)
         assert ask(self.project, "*clean_corpus") == ""
+
+    def remember(self) -> None:
+        """From the first training on, corpora remember the texts of those before."""
+        identity = Identity(
+            kind="checkpoint", code_version="1", inputs={"tokenized_shards": "gone since"}
+        )
+        record = self.project.record
+        record.advance(record.store.make(identity, lambda draft: None)[0])
 
     def clean_rows(self, *texts: str) -> None:
         """Clean, beside the files, a table of texts, whose rows have no ids of their own."""
@@ -170,6 +179,7 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     assert "ok 1 texts were looked for in 2 corpora: no document holds 50% of one" in said
     assert (
         "search method: every 5th n-gram" in said
+        and "but for any that was left out since more than 5 other documents held it" in said
         and "harbor.txt: forgotten for containing text of lever.txt 20" in said
     )
     assert "PROBLEM" not in said and "UNKNOWN" not in said
@@ -196,12 +206,7 @@ def test_a_document_that_came_back_with_other_text_is_forgotten_when_it_is_named
 
 def test_what_a_copy_said_before_it_was_one_is_forgotten_with_it(pipeline: Pipeline) -> None:
     """Its notice may be on many pages, and what it said before on none but its own."""
-    # From the first training on, corpora remember the texts of those before.
-    identity = Identity(
-        kind="checkpoint", code_version="1", inputs={"tokenized_shards": "gone since"}
-    )
-    record = pipeline.project.record
-    record.advance(record.store.make(identity, lambda draft: None)[0])
+    pipeline.remember()
     pipeline.clean(TEXTS | {"lever.txt": TEXTS["fog.txt"]})
     assert not {"lever.txt", "harbor.txt"} <= pipeline.documents()
 
@@ -399,7 +404,7 @@ def test_wording_that_many_documents_have_takes_none_of_them_along(pipeline: Pip
     others = tickets.keys() - {"t0.txt"}
 
     said = pipeline.forget("t0.txt")
-    assert f"Up to {len(others)} other documents have some of this wording" in said
+    assert "More than 5 other documents have some of this wording" in said
     assert "with it" not in said and "--similar drop." in said
     pipeline.forget("t0.txt", "--yes")
     quotation = f"{story('other', 15)} {' '.join(ticket(0).split()[:15])}"
@@ -409,9 +414,23 @@ def test_wording_that_many_documents_have_takes_none_of_them_along(pipeline: Pip
     assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
 
     said = pipeline.forget("brief.txt", "--yes", code=1)
-    assert "brief.txt has, apart from wording that 7 other documents have, fewer" in said
+    assert "brief.txt has, apart from wording that more than 5 other documents have, fewer" in said
     said = pipeline.forget("t1.txt", "--similar", "drop")
     assert said.count("%, such as 'About answer. answer0 answer1") == len(others)
+
+
+def test_a_page_that_was_edited_is_one_document_that_holds_a_text(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record has each of its texts, which are no wording that many documents share."""
+    monkeypatch.setattr(forgotten, "COMMON_DOCUMENTS", 1)
+    pipeline.remember()
+    pipeline.clean(TEXTS | {"harbor.txt": f"{TEXTS['harbor.txt']} It was edited."})
+
+    said = pipeline.forget("lever.txt")
+
+    assert said.count("with it, a document with its text (100%") == 2
+    assert "some of this wording" not in said and "--similar" not in said
 
 
 @pytest.mark.fault(
