@@ -133,7 +133,7 @@ def make_plan(
     holders: Rows = defaultdict(list)
     if signatures:
         with searching(record.store, [clean], report) as (run, parts):
-            if similar != "drop":
+            if similar is None:
                 whole, signatures = signatures, without_common(run, parts, signatures)
                 plan.shared = {one for one in whole if len(whole[one]) > len(signatures[one])}
             # Short texts are in many documents, so only a person has those dropped that hold one.

@@ -418,6 +418,13 @@ def test_wording_that_many_documents_have_takes_none_of_them_along(pipeline: Pip
     said = pipeline.forget("t1.txt", "--similar", "drop")
     assert said.count("%, such as 'About answer. answer0 answer1") == len(others)
 
+    # A person who thinks again has all of them left out, though the text itself is gone by then.
+    for choice in ("keep", "drop"):
+        said = pipeline.forget("brief.txt", "--similar", choice, "--yes")
+        assert "some of this wording" not in said
+    pipeline.clean(again | {"fog.txt": TEXTS["fog.txt"]})
+    assert pipeline.documents() == {"fog.txt"}
+
 
 def test_a_page_that_was_edited_is_one_document_that_holds_a_text(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
