@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.progress import counted
+from artifacts.shards.format import SPLITS
 from artifacts.storage.files import is_local
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
@@ -136,9 +137,8 @@ def held_out_obstacle(clusters: int, documents: float, settings: PipelineSetting
     # An exam asks about facts, of which it needs enough, and held-out text decides nothing.
     if gate.metric == "exam" or clusters >= gate.minimum_documents:
         return None
-    line = f"Only {clusters:,} independent documents are held out, near-copies and versions "
-    line += "counted as one"
-    return _obstacle(line, documents, settings)
+    line = f"Only {clusters:,} independent documents are held out"
+    return _obstacle(f"{line}, near-copies and versions counted as one", documents, settings)
 
 
 UNJUDGED = "To train anyway and decide yourself: `llm-assets run --unjudged`, then"
@@ -231,7 +231,7 @@ def _empty_split(settings: PipelineSettings, text: TextEstimate) -> str | None:
     certain."""
     split, documents = settings.clean_corpus.split, text.documents
     shares = {name: getattr(split, name) for name in ("validation", "held_out")}
-    lacking = " and ".join(name for name in shares if name not in split.sources.values())
+    lacking = " and ".join(one for one in SPLITS if one not in split.sources.values())
     if lacking and {one.name for one in settings.raw_corpus.sources} <= split.sources.keys():
         raise UserError(
             f"`clean_corpus.split.sources` assigns every source, and none to {lacking}: the run "

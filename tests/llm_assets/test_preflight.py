@@ -670,11 +670,14 @@ def test_a_split_that_is_changed_after_training_applies_to_new_text_and_says_so(
     assert ("applies to new text only" in line) == bool(told) and (told or "") in line
 
 
-def test_a_split_that_no_source_can_be_in_is_refused_before_any_work(tmp_path: Path) -> None:
-    own = {"split": {"sources": {"text": "train", "more": "held_out"}}}
+@pytest.mark.parametrize(("other", "lacking"), [("train", "validation"), ("validation", "train")])
+def test_a_split_that_no_source_can_be_in_is_refused_before_any_work(
+    tmp_path: Path, other: str, lacking: str
+) -> None:
+    own = {"split": {"sources": {"text": other, "more": "held_out"}}}
     text = [source(tmp_path / name, name=name) for name in ("text", "more")]
     wanted = settings(tmp_path, clean_corpus=own, raw_corpus={"sources": text})
-    with pytest.raises(UserError, match="assigns every source, and none to validation: the run"):
+    with pytest.raises(UserError, match=f"assigns every source, and none to {lacking}: the run"):
         foresee_held_out(wanted, TextEstimate(held_out=200), is_judged=True)
 
 
