@@ -93,11 +93,11 @@ class GraphCollector(Collector):
         versions = {alias: state.find(alias) for alias in ALIASES}
         numbers = {str(alias): version.version for alias, version in versions.items() if version}
         yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
-        wanted = versions["wanted"]
-        can_serve = wanted and not why_unable(self._settings, self._record, wanted)
-        in_place = wanted == versions["champion"] if can_serve else None
+        wanted, champion = versions["wanted"], versions["champion"]
+        is_early = wanted and not champion and why_unable(self._settings, self._record, wanted)
+        in_place = wanted == champion if wanted and not is_early else None
         text = "1 if the endpoint has confirmed that it serves the wanted version, else 0."
-        # None makes no sample: as long as nothing is wanted that can, nothing fails to serve.
+        # None makes no sample: before anything that can serve is wanted, nothing fails to.
         yield _one("wanted_serves", text, in_place)
         promoted = [verdict.promoted for verdict in state.verdicts]
         counts = {"true": promoted.count(True), "false": promoted.count(False)}

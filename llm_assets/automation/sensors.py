@@ -37,7 +37,7 @@ from llm_assets.automation.launched import LAUNCHED_BY_TAG, Runs, read_cursor
 from llm_assets.automation.notifications import conclude, tell_once, tick_result
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder, judged_documents
-from llm_assets.endpoint.folder import endpoint_status
+from llm_assets.endpoint.folder import endpoint_status, why_unable
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
@@ -388,6 +388,8 @@ def _decide_on_endpoint(
         crash = good.stat().st_mtime_ns if good.exists() else "never"
     if wanted == champion and crash is None:
         return Wait(f"Version {wanted.version} is wanted and serving.")
+    if why := why_unable(settings, pipeline.record, wanted):
+        return Wait(why, is_alarm=True)
     runs = Runs(context.instance, settings)
     busy, beside = runs.unfinished(), ""
     if is_gone:

@@ -35,9 +35,13 @@ def why_unable(settings: PipelineSettings, record: Pipeline, version: ModelVersi
     """
     if not version.is_base or settings.checkpoint.form != "labeled":
         return ""
-    config = json.loads(files.find(f"{version.model_url}/{CONFIG_NAME}") or b"{}")
+    try:
+        config = json.loads(files.read(f"{version.model_url}/{CONFIG_NAME}"))
+    except (FileNotFoundError, ValueError):
+        # A model that is gone or damaged is told of where it is to serve.
+        return ""
     shards = record.find_current("tokenized_shards")
-    own = set(config.get("id2label", {}).values())
+    own = set((config.get("id2label") or {}).values())
     is_classifier = "ForSequenceClassification" in str(config.get("architectures"))
     if is_classifier and (shards is None or own & set(shards.stats["labels"])):
         return ""

@@ -119,7 +119,8 @@ def serve_wanted(
                 # nothing answers; what serves goes on serving.
                 moves = [move for move in reversed(state.history) if move.alias == "champion"]
                 earlier = (state.get(m.version) for m in moves if m.version != wanted.version)
-                fallback = next((v for v in earlier if not state.is_rejected(v.weights)), None)
+                allowed = (one for one in earlier if not state.is_rejected(one.weights))
+                fallback = next((v for v in allowed if not why_unable(settings, record, v)), None)
                 if fallback is None or serving.serves(settings):
                     raise
                 report(f"WARNING: version {wanted.version} cannot be served: {error}")

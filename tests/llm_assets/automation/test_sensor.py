@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 from dagster import DagsterRunStatus, Definitions, RunRequest, asset
@@ -12,7 +13,7 @@ from llm_assets.automation.launched import PROCESS_TAG
 from llm_assets.gate.verdict import Outcome
 from serving.state import Phase
 from tests.llm_assets.automation.conftest import Automated
-from tests.llm_assets.registry.conftest import verdict
+from tests.llm_assets.registry.conftest import base_entry, verdict
 
 GONE = 2**22 + 1
 """The number of no process."""
@@ -327,6 +328,20 @@ def test_endpoint_that_serves_another_version_than_the_wanted_one_is_asked_again
     request = automated.expect_run("endpoint_follows")
     automated.end(automated.launch(request), succeeded=False)
     assert "the next try is at" in str(automated.tick("endpoint_follows"))
+
+
+def test_no_run_is_asked_for_where_the_wanted_version_cannot_serve(
+    automated: Automated, tmp_path: Path
+) -> None:
+    """As where a person rejects the first classifier: no run would change that."""
+    (tmp_path / "config.json").write_text('{"architectures": ["RobertaForMaskedLM"]}')
+    entry = base_entry().model_copy(update={"model_url": str(tmp_path)})
+    automated.registry.register_base(entry)
+    source = {"type": "files", "name": "manual", "path": str(automated.text)}
+    labeled = {"sources": [{**source, "examples": {"form": "labeled"}}]}
+    automated.project.configure(raw_corpus=labeled, checkpoint={"recipe": "classification"})
+    automated.registry.roll_back("Ada", "it takes bugs for bills")
+    assert "knows none of the classes" in str(automated.tick("endpoint_follows"))
 
 
 @pytest.mark.parametrize("phase", ["serving", "stopped"])

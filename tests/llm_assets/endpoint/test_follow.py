@@ -4,12 +4,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+from dagster import DagsterInstance
 
-from artifacts.errors import DamagedArtifact
+from artifacts.errors import DamagedArtifact, UserError
 from artifacts.leases import local_lease
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import dump_with_checksum
@@ -24,9 +25,10 @@ from llm_assets.endpoint.base import LiveAddress, LocalServingPlatform
 from llm_assets.endpoint.folder import conversions_folder, endpoint_folder, endpoint_status
 from llm_assets.endpoint.follow import NothingToServe, Overruled, serve_decision, serve_wanted
 from llm_assets.maintenance.doctor import check_registry
+from llm_assets.metrics import GraphCollector
 from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
-from llm_assets.registry.state import ModelEntry
+from llm_assets.registry.state import ModelEntry, ModelVersion
 from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.damage import cut, flip_bit, largest_file
@@ -233,6 +235,7 @@ def test_what_is_advised_after_a_failed_rollout_can_be_typed(
     [
         ("classification", "ForMaskedLM", {}, False),
         ("classification", "ForSequenceClassification", {"0": "glad", "1": "sad"}, False),
+        ("classification", "ForSequenceClassification", None, False),
         ("classification", "ForSequenceClassification", {"0": "bug", "1": "login"}, True),
         ("masked_language_modeling", "ForMaskedLM", {}, True),
     ],
@@ -243,7 +246,7 @@ def test_a_base_model_that_knows_none_of_the_classes_does_not_serve(
     monkeypatch: pytest.MonkeyPatch,
     recipe: str,
     head: str,
-    own: dict[str, str],
+    own: dict[str, str] | None,
     serves: bool,
 ) -> None:
     """Or whoever asks a classifier that was not promoted yet is told a token as the class."""
@@ -261,6 +264,16 @@ def test_a_base_model_that_knows_none_of_the_classes_does_not_serve(
         served.store.make(Identity(kind="tokenized_shards", code_version="1"), shards)[0]
     )
     here = LiveAddress(url="http://h", predict_url="http://h/predict", changed=True)
+
+    def serve_the_base(_: object, given: object, version: ModelVersion, *rest: object) -> object:
+        if not version.is_base:
+            raise UserError("It cannot start.")
+        return here
+
+    # It served before, as it did where it was not known to be unable.
+    monkeypatch.setattr(LocalServingPlatform, "serve", serve_the_base)
+    with nullcontext() if serves else pytest.raises(UserError, match="It cannot start"):
+        assert served.serve() == 0
     monkeypatch.setattr(LocalServingPlatform, "serve", lambda *given: here)
     assert served.serve() == 1
     served.registry.reject(1, "ben", "wrong classes")
@@ -274,6 +287,16 @@ def test_a_base_model_that_knows_none_of_the_classes_does_not_serve(
     assert served.registry.state().champion == 1
     told = [line for line in screen(status_of(session)) if "it does not serve" in line]
     assert told and list_versions(session)[-1].endswith(told[0])
+    figures = GraphCollector(
+        served.settings, served.record, served.registry, DagsterInstance.ephemeral, print
+    ).collect()
+    samples = {sample.name: sample.value for one in figures for sample in one.samples}
+    assert samples["llm_assets_wanted_serves"] == 0, "the rejected version goes on serving"
+
+    cut(served.base.path / "model" / "config.json")
+    with pytest.raises(DamagedArtifact, match=r"config\.json"):
+        served.serve()
+    assert any("To serve it" in line for line in screen(status_of(session)))
 
 
 # One that is damaged gives way in the same manner, above.
