@@ -129,9 +129,9 @@ def routes(board: Board) -> list[BaseRoute]:
             )
             # The tracer keeps the last version's training text open, so requests take turns.
             with one_at_a_time:
-                traces = [
-                    tracer.trace(state, one.version, one.answer, one.question) for one in answers
-                ]
+                asked = fields.get("question", "")
+                given = [(one.version, one.answer, one.question or asked) for one in answers]
+                traces = [tracer.trace(state, *one) for one in given]
         except UserError as error:
             return fragment("traced.html", fault=str(error))
         raw = board.record.find_current("raw_corpus")

@@ -102,9 +102,8 @@ def find_answers(
             )
         if text is not None and not journal.is_answer(folder, entry, text):
             continue
-        answer = text if entry.answer is None else entry.answer
-        asked = entry.prompt or ""
-        answers.append(AnswerToTrace(state.get(int(entry.version)), answer or "", asked))
+        answer = (text if entry.answer is None else entry.answer) or ""
+        answers.append(AnswerToTrace(state.get(int(entry.version)), answer, entry.prompt or ""))
     if not answers:
         raise UserError(
             f"The text is not what the request {request!r} was answered with: its hash differs. "
@@ -129,7 +128,7 @@ class QuotedSpan:
 
 @dataclass(frozen=True)
 class SimilarDocument:
-    """A document that shares distinctive words with question and answer."""
+    """A document that shares distinctive words with the answer or its question."""
 
     score: float
     """Of BM25."""
@@ -234,10 +233,9 @@ class Tracer:
         missing = [*best.missing, *passages.missing]
         near = {match.source.document for match in best.near}
         # Of many documents with a short answer, those that are about the question come first.
-        documents = sorted(
-            passages.documents, key=lambda one: (not one.is_trained, one.document not in near)
-        )
-        return replace(best, documents=documents, missing=missing)
+        found = passages.documents
+        found = sorted(found, key=lambda one: (not one.is_trained, one.document not in near))
+        return replace(best, documents=found, missing=missing)
 
     def _open(self, state: RegistryState, version: ModelVersion) -> TrainingText:
         runs = runs_behind(self._store, state, version)
@@ -257,7 +255,8 @@ def _trace(text: TrainingText, answer: str, question: str) -> Trace:
     encoded = text.tokenizer.encode(answer, add_special_tokens=False)
     tokens = np.asarray(encoded.ids, np.int64)
     asked = text.tokenizer.encode(question, add_special_tokens=False).ids
-    about = np.concatenate([tokens, np.asarray(asked, np.int64)])
+    # Its end, as much as is searched: a long prompt would leave no room for the answer's tokens.
+    about = np.concatenate([tokens, np.asarray(asked[-MOST_TERMS:], np.int64)])
     matches, nearest = find_stretches(text, tokens), find_nearest(text, about, MOST_SHOWN)
     parts = [part for places in matches.values() for part in places[:MOST_SHOWN]]
     # All parts at once, since each call looks up records and licenses.

@@ -39,13 +39,13 @@ async function ask(card, prompt) {
     if (response.redirected) return location.assign(response.url);
     if (!response.ok) throw new Error((await response.json()).error.message);
     const version = response.headers.get("X-Model-Version");
-    const found = kind === "predict" ? (await response.json()).predictions[0] : "";
-    if (found) answer.textContent = found.scores ? likeliest(found.scores) : found;
+    const found = kind === "predict" ? (await response.json()).predictions[0] : null;
+    if (found !== null) answer.textContent = found.scores ? likeliest(found.scores) : found;
     else await read(response.body.pipeThrough(new TextDecoderStream()).getReader(), answer);
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
     time.textContent = `${seconds} s, version ${version}, request id ${response.headers.get("X-Request-Id")}`;
     // A class is no text that the training text could hold.
-    if (place && answer.textContent.trim() && !found.scores) await trace({ text: answer.textContent, version }, place);
+    if (place && answer.textContent.trim() && !found?.scores) await trace({ text: answer.textContent, question: prompt, version }, place);
     // The same text, with its sources.
     answer.hidden = Boolean(place?.querySelector(".spans"));
   } catch (error) {

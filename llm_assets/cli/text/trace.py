@@ -39,8 +39,7 @@ def told(found: Trace) -> Iterator[str]:
     elif found.near:
         yield (
             f"NEAR: no {found.shortest} consecutive tokens of the answer occur word for word in "
-            f"{training_text}; the documents below share distinctive words with question and "
-            "answer."
+            f"{training_text}; the documents below share distinctive words with it or its question."
         )
     else:
         yield f"NOTHING FOUND: nothing like this answer was found in {training_text}."

@@ -266,7 +266,8 @@ def endpoint(
 
     async def classify(request: Request) -> JSONResponse:
         assert list(await request.json()) == ["instances"]
-        return JSONResponse({"predictions": [{"label": max(scores or {}), "scores": scores}]})
+        told = {"label": max(scores), "scores": scores} if scores else "".join(pieces)
+        return JSONResponse({"predictions": [told]}, headers=headers)
 
     async def answer(request: Request) -> StreamingResponse:
         asked, is_chat = await request.json(), "chat" in request.url.path
@@ -283,15 +284,15 @@ def endpoint(
                     await asyncio.sleep(0.01)
             yield "data: [DONE]\n\n"
 
-        headers = {"X-Model-Version": "1", "X-Request-Id": "request"}
         return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
     def event(choice: dict[str, Any]) -> str:
         return f"data: {json.dumps({'choices': [choice]})}\n\n"
 
+    headers = {"X-Model-Version": "1", "X-Request-Id": "request"}
     paths = ("/v1/completions", "/v1/chat/completions")
     routes = [Route(path, answer, methods=["POST"]) for path in paths]
-    routes += [Route("/predict", classify, methods=["POST"])] if scores else []
+    routes += [Route("/predict", classify, methods=["POST"])]
     with served(Starlette(routes=routes)) as address:
         of_version = {"version": "1", "fingerprint": "f", "restarts": 0}
         status = Status(

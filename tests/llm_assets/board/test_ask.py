@@ -76,6 +76,20 @@ def test_a_classifier_is_asked_for_a_class_and_its_likeliest_ones_are_shown(
 
 
 @needs("Chromium")
+def test_a_model_of_pairs_that_writes_nothing_has_answered(
+    small: SmallStore, tmp_path: Path
+) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    board = board_of(small)
+    with endpoint(board, []), served(build_app(board)) as address, browser(tmp_path) as page:
+        page.open(f"{address}/ask")
+        page.evaluate("document.getElementById('kind').innerHTML = '<option>predict</option>'")
+        page.evaluate("document.getElementById('prompt').value = 'Sum this up.'")
+        click(page, "#go")
+        page.wait_for("document.querySelector('.time').textContent.includes('request id request')")
+
+
+@needs("Chromium")
 def test_a_board_that_was_started_again_asks_who_asks_to_sign_in(
     small: SmallStore, tmp_path: Path
 ) -> None:

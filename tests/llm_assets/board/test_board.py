@@ -191,6 +191,14 @@ def test_pages_are_small_and_say_what_a_browser_may_do(shop: Shop) -> None:
         assert lost.status_code == 404 and '"//evil' not in lost.text
 
 
+def test_what_was_asked_on_the_page_leads_to_documents_about_it(shop: Shop) -> None:
+    with client_of(board_of(shop)) as client:
+        fields = {"text": "\u20ac\u20ac\u20ac", "version": "1"}
+        asked = fields | {"question": shop.documents[shop.read]}
+        alone, near = (client.post("/ask/trace", data=data).text for data in (fields, asked))
+        assert "share words with it or its question" in near and near != alone
+
+
 @needs("Chromium")
 def test_an_answer_is_streamed_and_a_click_on_a_span_names_document_and_step(
     shop: Shop, tmp_path: Path

@@ -210,6 +210,14 @@ def test_a_short_answer_leads_to_documents_about_what_was_asked(lab: Lab, tmp_pa
     assert not tracer.trace(state, answer.version, answer.answer).near
 
 
+def test_a_long_prompt_leaves_room_for_the_words_of_the_answer(lab: Lab) -> None:
+    words = " ".join(word for word in lab.said.strip(".").split() if 3 < len(word) < 7)
+    prompt = " ".join(text for text in lab.documents if lab.said not in text)
+    tracer, state = Tracer(lab.store, lambda line: None), lab.registry.state()
+    found = tracer.trace(state, lab.first, words, prompt)
+    assert lab.document in {one.source.document for one in found.near}
+
+
 def told_of(lab: Lab, text: str, number: int) -> tuple[Trace, Passages]:
     """What `trace` and `explain` say of a text."""
     state = lab.registry.state()
