@@ -208,6 +208,11 @@ def test_of_a_class_or_a_pair_the_screen_shows_how_to_ask_for_it_and_the_right_o
     assert """http://h/predict -H""" in printed and '{"instances": ["Where is it?"]}' in printed
     assert re.search(r"Where is it\? +bug +bug +shipping", printed), printed
     assert told in printed
+    # Long, and in a script without spaces: its beginning is shown.
+    for said in (samples["base"][0], samples["candidate"][0]):
+        said["prompt"] = "\u767c\u7968" * 99
+    print_samples(console, samples, evaluation, None, form)
+    assert "\u767c\u7968\u767c\u7968" in console.file.getvalue()
 
 
 def test_a_classifiers_score_is_told_beside_that_of_the_commonest_class_with_its_mistakes() -> None:

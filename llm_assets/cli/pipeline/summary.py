@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping
 from shlex import quote
-from textwrap import shorten
 from typing import Any
 
 from rich.console import Console
@@ -358,9 +357,8 @@ def print_samples(
         one, other = next(pairs)
         line = " ".join(one["prompt"].split())
         # The end of the prompt is what is continued; what is answered is known by its beginning.
-        start = line if len(line) <= SHOWN_CHARACTERS else "… " + line[-SHOWN_CHARACTERS:]
-        if "answer" in one:
-            start = shorten(line, SHOWN_CHARACTERS, placeholder=" …")
+        ends = f"{line[:SHOWN_CHARACTERS]} …", f"… {line[-SHOWN_CHARACTERS:]}"
+        start = line if len(line) <= SHOWN_CHARACTERS else ends["answer" not in one]
         completions = (model["completion"].strip() for model in (one, other))
         rows = [(start, *completions, *filter(None, [one.get("answer")]))]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
