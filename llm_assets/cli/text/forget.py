@@ -260,10 +260,8 @@ def _serve_wanted(session: Session, report: Report) -> None:
         materialize_assets(session.settings, ["endpoint"])
     except UserError as error:
         # Only a warning: the text is erased in any case.
-        report(
-            f"{error}\nThe withdrawn version serves until another one does. To serve the base "
-            "model instead: llm-assets approve 0 --reason REASON. To serve nothing: llm-assets stop"
-        )
+        told = "The withdrawn version serves until another one does. To serve nothing: "
+        report(f"{error}\n{told}llm-assets stop")
 
 
 def _withdraw(
