@@ -333,11 +333,10 @@ def form_shown(evaluation: Artifact) -> tuple[Form, str]:
     name = evaluation.manifest.inputs.get("tokenized_shards", "")
     shards = evaluation.store.find_named("tokenized_shards", name)
     form = shards.stats.get("form") if shards else None
-    if shards is None or form not in ("conversations", "pairs", "labeled"):
-        return "pretraining", ""
     # A template is empty where conversations were rendered plainly; what is judged otherwise than
     # in bits is shown as it was rendered, too.
-    is_chat = shards.stats.get("chat_template") != "" and evaluation.stats["metric"].get("is_bits")
-    if form == "conversations" and not is_chat:
+    is_chat = shards and form == "conversations" and shards.stats.get("chat_template") != ""
+    is_shown = is_chat and evaluation.stats["metric"].get("is_bits")
+    if shards is None or not (is_shown or form in ("pairs", "labeled")):
         return "pretraining", ""
-    return form, shards.manifest.inputs["clean_corpus"]
+    return shards.stats["form"], shards.manifest.inputs["clean_corpus"]
