@@ -34,6 +34,7 @@ from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelVersion
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
+from recipes.causal.settings import ContinuedPretrainingSettings
 from recipes.data.records import SEEN_NAME, TRAINED_NAME, TRAINED_SCHEMA, LineageRecord
 from recipes.evaluation.exam import CLOSED_BOOK, QUESTIONS_NAME
 from recipes.evaluation.settings import SAMPLES_NAME, SCORES_NAME, TASK_SCORES_NAME
@@ -213,6 +214,7 @@ def board_of(shop: Any, **changes: Any) -> Board:
         description=HOSTILE,
         platform="local",
         store=shop.store.root,
+        checkpoint=ContinuedPretrainingSettings(),
         endpoint=EndpointSettings(),
         automation=AutomationSettings(),
     )
