@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.errors import UserError
 from llm_assets.board.ask import colors_of, pieces_of
 from llm_assets.board.pages import fragment
 from llm_assets.board.server import build_app
@@ -129,8 +128,8 @@ def test_a_proxy_is_told_neither_the_question_nor_the_token(
         assert "opens." in client.post("/ask/endpoint/v1/completions", json=body).text
         status = endpoint_status(board.settings)
         assert status is not None
-        with LiveEndpoint(status) as live, pytest.raises(UserError, match="404"):
-            live.latency()
+        with LiveEndpoint(status) as live:
+            assert live.latency() > 0
     server.stop()
     assert told == []
 
