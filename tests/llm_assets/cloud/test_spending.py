@@ -4,7 +4,8 @@ import dataclasses
 import json
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,11 +31,27 @@ from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
 HOUR = 3600.0
+TO_MID_MONTH = datetime.now(UTC).replace(day=15, hour=12) - datetime.now(UTC)
+
+
+class MidMonth(datetime):
+    """A clock within the month: in a month's first days a long job began in the one before."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "MidMonth":
+        return super().now(tz) + TO_MID_MONTH
+
+
+def now() -> float:
+    return MidMonth.now(UTC).timestamp()
 
 
 @pytest.fixture(autouse=True)
-def empty_ledger(google: LocalGoogle) -> None:
+def empty_ledger(google: LocalGoogle, monkeypatch: pytest.MonkeyPatch) -> None:
     files.remove(f"gs://{BUCKET}/costs")
+    monkeypatch.setattr("llm_assets.cloud.spending.datetime", MidMonth)
+    clock = SimpleNamespace(time=now, monotonic=time.monotonic)
+    monkeypatch.setattr("llm_assets.cloud.spending.time", clock)
 
 
 def spending(
@@ -46,10 +63,9 @@ def spending(
 
 def job(name: str, hours: float, phase: Phase = Phase.RUNNING, **more: Any) -> RemoteJob:
     """A job that has run for so long."""
-    now = time.time()
-    ended = now if phase.ended else 0.0
-    times = {"started": now - hours * HOUR, "ended": ended}
-    return RemoteJob(f"p/customJobs/{name}", phase, "", {}, now, **times, **more)
+    at = now()
+    times = {"started": at - hours * HOUR, "ended": at if phase.ended else 0.0}
+    return RemoteJob(f"p/customJobs/{name}", phase, "", {}, at, **times, **more)
 
 
 def test_machine_hours_times_price_are_what_an_asset_shows(google: LocalGoogle) -> None:
@@ -70,7 +86,7 @@ def test_hours_lost_are_those_since_the_newest_checkpoint_of_machines_that_were_
     spent = spending(google)
     spent.objection(job("1", 2.0, Phase.FAILED, is_cheaper=True, lost_machines=True))
     assert (spent.hours.total, spent.hours.lost) == pytest.approx((4.0, 4.0)), "nothing was saved"
-    spent.last_saved = lambda: time.time() - 0.25 * HOUR
+    spent.last_saved = lambda: now() - 0.25 * HOUR
     spent.objection(job("2", 2.0, Phase.FAILED, is_cheaper=True, lost_machines=True))
     spent.objection(job("3", 0.125, Phase.FAILED, is_cheaper=True, lost_machines=True))
     spent.objection(job("4", 1.0, Phase.FAILED, is_cheaper=True))
@@ -163,18 +179,18 @@ def test_month_counts_every_run_and_a_job_once_whoever_follows_it(google: LocalG
 
 def test_batch_with_the_name_of_a_deleted_one_is_counted_beside_it(google: LocalGoogle) -> None:
     batches = DataprocBatches(None, spending(google).settings.parent)
-    created = datetime.now(UTC) - timedelta(seconds=HOUR)
+    created = MidMonth.now(UTC) - timedelta(seconds=HOUR)
     for uuid in ("first", "second"):
         batch = Batch(name="p/batches/clean-1", uuid=uuid, state="SUCCEEDED", create_time=created)
         usage = {"approximate_usage": {"milli_dcu_seconds": int(2 * 1000 * HOUR)}}
-        batch.runtime_info, batch.state_time = usage, datetime.now(UTC)
+        batch.runtime_info, batch.state_time = usage, MidMonth.now(UTC)
         spending(google).objection(batches.describe(batch))
     with pytest.raises(UserError, match=r"16\.00 USD have been spent"):
         spending(google, run_limit=10).check_before()
 
 
 def test_runs_ceiling_counts_what_it_spent_in_the_months_before(google: LocalGoogle) -> None:
-    start = datetime.now(UTC).replace(day=1, hour=0)
+    start = MidMonth.now(UTC).replace(day=1, hour=0)
     for number in range(2):
         start = (start - timedelta(days=1)).replace(day=1)
         times = {"started": start.timestamp(), "ended": start.timestamp() + HOUR}
