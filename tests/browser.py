@@ -81,10 +81,13 @@ class Browser:
         media = [{"name": "prefers-color-scheme", "value": scheme}]
         self._call("Emulation.setEmulatedMedia", features=media)
 
-    def screenshot(self, path: Path, width: int, height: int) -> None:
-        """Write what a window of this size shows as PNG."""
+    def resize(self, width: int, height: int) -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", **size)
+
+    def screenshot(self, path: Path, width: int, height: int) -> None:
+        """Write what a window of this size shows as PNG."""
+        self.resize(width, height)
         content = self._call("Page.captureScreenshot", format="png")["data"]
         path.write_bytes(base64.b64decode(content))
 
