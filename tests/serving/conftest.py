@@ -23,7 +23,7 @@ from serving.engine.protocol import Chunk, GenerateRequest
 from serving.engine.served_model import AnyModel
 from serving.settings import EndpointSettings, OpenAIEngine, RolloutSettings
 from serving.state import Desired, StateFolder
-from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
+from tests.tiny import change_config, tiny_base_model, tiny_sequence_to_sequence_model
 from tests.waiting import WAIT_SECONDS
 
 SETTINGS = EndpointSettings(
@@ -80,6 +80,13 @@ def chat_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folde
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def long_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The tiny model with places for an answer that takes longer than a test has."""
+    folder = tmp_path_factory.mktemp("long") / "model"
+    return change_config(tiny_model_folder, folder, max_position_embeddings=32_000)
 
 
 @pytest.fixture
@@ -200,9 +207,9 @@ class Client:
         psutil.Process(pid).kill()
 
 
-def start(folder: Path, model: Path, version: str = "1", **changes: object) -> Client:
-    """Start an endpoint, or move the one of this folder to another version."""
-    desired = Desired(
+def desired(model: Path, version: str = "1", **changes: object) -> Desired:
+    """A version to be served, which is converted once for all tests."""
+    return Desired(
         model_folder=model,
         version=version,
         fingerprint=f"fingerprint-{version}",
@@ -210,7 +217,11 @@ def start(folder: Path, model: Path, version: str = "1", **changes: object) -> C
         settings=SETTINGS.model_copy(update=changes),
         conversions=Path(os.environ[CONVERSIONS]),
     )
-    return Client(process.start(folder, desired), folder)
+
+
+def start(folder: Path, model: Path, version: str = "1", **changes: object) -> Client:
+    """Start an endpoint, or move the one of this folder to another version."""
+    return Client(process.start(folder, desired(model, version, **changes)), folder)
 
 
 @contextmanager

@@ -20,10 +20,9 @@ from serving.engine.protocol import GenerateRequest
 from serving.errors import ServingError
 from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
-from serving.state import Desired, RouteStatus
+from serving.state import RouteStatus
 from tests.faults import stopped
-from tests.serving.conftest import SETTINGS
-from tests.tiny import change_config
+from tests.serving.conftest import SETTINGS, desired
 from tests.waiting import WAIT_SECONDS
 
 TOKENS = 16_000
@@ -42,12 +41,8 @@ class Versions:
 
     def __init__(self, folder: Path, place: Path, runner: asyncio.Runner) -> None:
         self.run = runner.run
-        roomy = SETTINGS.model_copy(update={"cache_tokens": 2 * TOKENS})
         self.new, self.old = (
-            EngineProcess(
-                Desired(model_folder=folder, version=name, fingerprint=name, settings=roomy),
-                place / f"{name}.log",
-            )
+            EngineProcess(desired(folder, name, cache_tokens=2 * TOKENS), place / f"{name}.log")
             for name in ("new", "old")
         )
 
@@ -63,12 +58,10 @@ class Versions:
 
 @pytest.fixture(scope="module")
 def versions(
-    tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    long_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Versions]:
-    place = tmp_path_factory.mktemp("versions")
-    folder = change_config(tiny_model_folder, place / "model", max_position_embeddings=2 * TOKENS)
     with asyncio.Runner() as runner:
-        both = Versions(folder, place, runner)
+        both = Versions(long_model_folder, tmp_path_factory.mktemp("versions"), runner)
         for engine in (both.new, both.old):
             both.run(engine.start())
         yield both

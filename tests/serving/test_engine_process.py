@@ -20,9 +20,8 @@ from serving.engine.process import EngineProcess
 from serving.engine.protocol import Channel, EngineLost, GenerateRequest
 from serving.rollout import CanaryFailed
 from serving.settings import OpenAIEngine
-from serving.state import Desired
 from serving.traffic import EngineTraffic, probe
-from tests.serving.conftest import SETTINGS, in_event_loop
+from tests.serving.conftest import SETTINGS, desired, in_event_loop
 from tests.waiting import WAIT_SECONDS, wait_until
 
 SERVER = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
@@ -36,9 +35,7 @@ def scripted(place: Path, lines: str) -> OpenAIEngine:
 
 
 def engine_of(model: Path, place: Path, **changes: object) -> EngineProcess:
-    settings = SETTINGS.model_copy(update=changes)
-    desired = Desired(model_folder=model, version="1", fingerprint="1", settings=settings)
-    return EngineProcess(desired, place / "engine.log")
+    return EngineProcess(desired(model, **changes), place / "engine.log")
 
 
 @asynccontextmanager

@@ -18,7 +18,6 @@ import pytest
 from serving.server import LOOK_SECONDS
 from serving.state import StateFolder
 from tests.serving.conftest import HEAD, Client, pieces_of, raw_request, served
-from tests.tiny import change_config
 from tests.waiting import WAIT_SECONDS, wait_until
 
 TOKEN = "correct horse"
@@ -162,12 +161,10 @@ def test_prompts_are_not_logged(client: Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def lengthy(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
+def lengthy(tmp_path_factory: pytest.TempPathFactory, long_model_folder: Path) -> Iterator[Client]:
     """An endpoint that writes one answer for so long that its engine can be met in the middle."""
-    place = tmp_path_factory.mktemp("lengthy")
-    folder = change_config(tiny_model_folder, place / "model", max_position_embeddings=2 * LENGTH)
     limits = {"max_new_tokens": LENGTH, "request_timeout": WAIT_SECONDS}
-    with served(place / "endpoint", folder, **limits) as client:
+    with served(tmp_path_factory.mktemp("lengthy"), long_model_folder, **limits) as client:
         client.http.timeout = WAIT_SECONDS
         yield client
 
