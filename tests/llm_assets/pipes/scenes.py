@@ -66,6 +66,8 @@ MACHINES = (BATCH, pytest.param(TPU, marks=pytest.mark.soak, id="tpu"))
 """A TPU's machines end as those of Batch do, by the same code but for the requests."""
 SPARK = pytest.param(DATAPROC, marks=pytest.mark.soak, id="dataproc")
 """Starts Java for each job."""
+ALIKE = (*MACHINES, pytest.param(VERTEX, marks=pytest.mark.soak, id="vertex"))
+"""For what is done by the same code whatever the service, but for requests that others try."""
 
 
 @dataclass

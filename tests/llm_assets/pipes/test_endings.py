@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from llm_assets.pipes.service import Phase, RemoteJob
 from tests.forked import ForkedProcess
 from tests.llm_assets.pipes.runner import QUICK, failure_text, log_text
 from tests.llm_assets.pipes.scenes import (
+    ALIKE,
     BATCH,
     DATAPROC,
     MACHINES,
@@ -38,16 +40,6 @@ def end(process: ForkedProcess, number: signal.Signals = signal.SIGTERM) -> None
     time.sleep(0.5)
     os.kill(process.pid, number)
     assert process.wait(timeout=WAIT_SECONDS) != 0
-
-
-@scene_fault(
-    "none: the job finishes as planned",
-    "its results",
-    "its machines are gone; no second job is started",
-)
-def test_finished_job_is_taken_as_done(scene: Scene) -> None:
-    assert scene.run().success
-    scene.ends(starts=1)
 
 
 @scene_fault("program that fails because of its input", "the program's own reason", "not restarted")
@@ -80,7 +72,7 @@ def test_job_that_ends_without_a_fault_of_its_input_is_started_again(
 
 
 @scene_fault("the other workers lose their connection to one", "a log line", RESTARTED)
-@only(*MACHINES, VERTEX)
+@only(*ALIKE)
 def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
     result = scene.run("lose-until:3")
     (event,) = result.asset_materializations_for_node("figures")
@@ -94,7 +86,7 @@ def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
     "its exit code",
     "restarted up to the limit; then the run fails",
 )
-@only(*MACHINES, VERTEX)
+@only(*ALIKE)
 def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
     assert "75" in failure_text(scene.run("fail-until:99:75"))
     assert scene.started() == 1 + QUICK.restarts
@@ -106,7 +98,7 @@ def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
     "a log line each time",
     "restarted every time; only restarts without progress are counted",
 )
-@only(*MACHINES, VERTEX)
+@only(*ALIKE)
 def test_job_that_gets_on_is_started_again_without_end(scene: Scene) -> None:
     limits = dataclasses.replace(QUICK, progress=scene.started)
     assert scene.run("die-until:6:1", limits=limits).success
@@ -206,19 +198,20 @@ def test_missing_image_says_how_to_make_it(scene: Scene) -> None:
     scene.ends(starts=1)
 
 
-@scene_fault("run canceled while its job is {phase}", "the run is canceled", "{scene.removed}")
-@pytest.mark.parametrize("phase", ["waiting for machines", "running"])
-def test_cancelled_run_ends_its_job(scene: Scene, phase: str) -> None:
-    scene.runner.hold_pending(Phase(phase) is Phase.WAITING)
-    end(scene.start("sleep:600", until=Phase(phase)))
+@scene_fault(
+    "run canceled while its job is waiting for machines", "the run is canceled", "{scene.removed}"
+)
+def test_cancelled_run_ends_a_job_that_waits(scene: Scene) -> None:
+    scene.runner.hold_pending()
+    end(scene.start("sleep:600", until=Phase.WAITING))
     scene.runner.hold_pending(False)
-    scene.ends(starts=1 if Phase(phase) is Phase.WAITING else 2)
+    scene.ends(starts=1)
 
 
 @scene_fault(
     "run interrupted in its terminal (Ctrl-C)", "that it was interrupted", "{scene.removed}"
 )
-@only(*MACHINES, VERTEX)
+@only(*ALIKE)
 def test_interrupted_run_ends_its_job(scene: Scene) -> None:
     end(scene.start("sleep:600", until=Phase.RUNNING), signal.SIGINT)
     scene.ends(starts=2)
@@ -243,7 +236,7 @@ def test_run_cancelled_before_it_knows_its_job_ends_it(scene: Scene) -> None:
 @scene_fault(
     "run canceled while its job is submitted again", "the run is canceled", "{scene.removed}"
 )
-@only(*MACHINES, VERTEX)
+@only(*ALIKE)
 def test_run_cancelled_while_it_submits_its_job_again_ends_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +255,7 @@ def test_run_cancelled_while_it_submits_its_job_again_ends_it(
     wait_until(lambda: not scene.left(), told=lambda: str(scene.left()))
 
 
+@scene_fault("run canceled while its job is running", "the run is canceled", "{scene.removed}")
 @scene_fault(
     "request to cancel the job refused twice",
     "a log line each time",
@@ -332,11 +326,40 @@ def test_job_that_costs_too_much_is_ended(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@scene_fault("network lost while the job is submitted", "nothing", "one job is started")
-def test_connection_cut_while_submitting_starts_one_job(scene: Scene) -> None:
+def lose_connections(scene: Scene) -> None:
     scene.google.server.reset_connection_on(scene.runner.create_method, after_work=True)
     scene.google.server.reset_connection_on(scene.runner.get_method, times=2)
-    assert scene.run().success and len(scene.jobs()) == 1
+
+
+def answer_late(scene: Scene) -> None:
+    for method in (scene.runner.create_method, scene.runner.get_method):
+        scene.google.server.faults.delay(method, 1.5)
+
+
+def claim_to_be_busy(scene: Scene) -> None:
+    method, busy = scene.runner.create_method, grpc.StatusCode.UNAVAILABLE
+    scene.google.server.faults.add(method, busy, times=2, after_work=True)
+
+
+@scene_fault(
+    "none: the job finishes as planned",
+    "its results",
+    "its machines are gone; no second job is started",
+)
+@scene_fault("{fault}", "{sees}", "one job is started")
+@pytest.mark.parametrize(
+    ("fault", "sees", "arrange"),
+    [
+        ("network lost while the job is submitted", "nothing", lose_connections),
+        ("service answers late", "nothing", answer_late),
+        ("service says UNAVAILABLE but has accepted the job", "a log line", claim_to_be_busy),
+    ],
+)
+def test_whatever_becomes_of_requests_one_job_is_started(
+    scene: Scene, fault: str, sees: str, arrange: Callable[[Scene], None]
+) -> None:
+    arrange(scene)
+    assert scene.run().success and len(scene.jobs()) == 1, fault
     scene.ends(starts=1)
 
 
@@ -356,24 +379,6 @@ def test_connection_cut_while_it_runs_loses_nothing(scene: Scene, tmp_path: Path
 
     scene.once_started(cut)
     assert scene.run(f"wait:{tmp_path / 'go'}").success
-    scene.ends(starts=1)
-
-
-@scene_fault("service answers late", "nothing", "one job is started")
-def test_late_answers_are_waited_for(scene: Scene) -> None:
-    for method in (scene.runner.create_method, scene.runner.get_method):
-        scene.google.server.faults.delay(method, 1.5)
-    assert scene.run().success and len(scene.jobs()) == 1
-    scene.ends(starts=1)
-
-
-@scene_fault(
-    "service says UNAVAILABLE but has accepted the job", "a log line", "one job is started"
-)
-def test_request_that_is_sent_twice_starts_one_job(scene: Scene) -> None:
-    method, busy = scene.runner.create_method, grpc.StatusCode.UNAVAILABLE
-    scene.google.server.faults.add(method, busy, times=2, after_work=True)
-    assert scene.run().success and len(scene.jobs()) == 1
     scene.ends(starts=1)
 
 
