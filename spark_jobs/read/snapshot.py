@@ -115,7 +115,7 @@ def _examples(records: list[ChunkRecord]) -> list[str]:
     return [example for record in records for example in record.examples][:MOST_EXAMPLES]
 
 
-CODE_VERSION = "21"
+CODE_VERSION = "22"
 LIBRARIES = frozenset({"datasets", "pyarrow"}) | EXTRACTORS
 """All libraries that may decide what is read."""
 

@@ -243,22 +243,27 @@ _MISPLACED = re.compile(
 )
 """A symbol or a capital where other encodings have a small letter: `cafŽ` is `café` of an old
 Macintosh. Dashes and dots stand between words without blanks, too."""
+_BEYOND_ASCII = re.compile(r"[^\W\d_\x00-\x7f]+")
+LONGEST_ACCENTED = 2
+"""Letters beyond ASCII in a row that words of Western Europe have; words in Arabic, Cyrillic, Greek
+or Hebrew letters, which may stand in a text of English, have more."""
 _SUPERSCRIPT = re.compile(r"([^\W\d_]*)[¹²³]([^\W\d_]?)")
 UNITS = {"m", "mm", "cm", "dm", "km", "µm", "nm", "ft", "in", "s"}
 """What is squared and cubed; after other letters, `by³` is the Polish `był`."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 UTF_32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+_SPACE = 0x20
 LOOKED_AT = 1024
-"""Bytes that show whether every other one is zero, as in UTF-16 without a mark."""
+"""Bytes that show whether every other one is the same, as in UTF-16 without a mark."""
 
 
 def decode(content: bytes, declared: str | None = None) -> tuple[str, str | None]:
     """Decode text; also return the encoding that it was found to be in, None for UTF-8.
 
-    UTF-16 is recognized by its mark or its zeros. Other bytes are in the encoding that the source
-    declares. If it declares none, they are taken for Windows-1252 if they read as Western European
-    text. The encoding of anything else cannot be told, and UnicodeDecodeError is raised, so that
-    nothing wrong is learnt.
+    UTF-16 is recognized by its mark or by the byte that most of its characters share. Other bytes
+    are in the encoding that the source declares. If it declares none, they are taken for
+    Windows-1252 if they read as Western European text. The encoding of anything else cannot be
+    told, and UnicodeDecodeError is raised, so that nothing wrong is learnt.
     """
     if encoding := wide_encoding_of(content):
         return content.decode(encoding), encoding
@@ -292,9 +297,12 @@ def wide_encoding_of(start: bytes) -> str | None:
     halves = {"UTF-16BE": start[::2], "UTF-16LE": start[1::2]}
     zeros = {encoding: half.count(0) for encoding, half in halves.items()}
     most = max(zeros, key=zeros.__getitem__)
-    # One byte of every Latin letter is zero; which one tells the byte order. Binary content has
-    # zeros in both places.
-    return most if zeros[most] > len(halves[most]) / 2 > 0 and min(zeros.values()) == 0 else None
+    # One byte is the same in nearly all letters of an alphabet (0 in Latin, 4 in Cyrillic, 6 in
+    # Arabic), and 0 in the spaces between; which of the two tells the byte order. Binary content
+    # has zeros in both places.
+    common = max(halves[most], key=halves[most].count, default=_SPACE)
+    is_wide = common < _SPACE and halves[most].count(common) > len(halves[most]) / 2
+    return most if is_wide and zeros[most] and min(zeros.values()) == 0 else None
 
 
 def _is_western(text: str) -> bool:
@@ -304,6 +312,10 @@ def _is_western(text: str) -> bool:
     letters = [c for c in text if c.isalpha()]
     accented = sum(not c.isascii() for c in letters)
     if accented > MOST_ACCENTED * len(letters) or _MISPLACED.search(text):
+        return False
+    # Not any: German text may name the letters `äöüß`.
+    runs = map(len, _BEYOND_ASCII.findall(text))
+    if 2 * sum(run for run in runs if run > LONGEST_ACCENTED) > accented:
         return False
     powers = _SUPERSCRIPT.finditer(text)
     return all(

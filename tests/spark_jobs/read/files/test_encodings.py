@@ -9,6 +9,7 @@ from artifacts.errors import UserError
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 GERMAN = "Die größte Düse öffnet sich \u201csp\u00e4ter\u201d, für 5 € je Stück."
+ENGLISH = "The pump is inspected before every start, and must not run dry. In Cairo, it is called"
 FRENCH = "L\u2019été, la vanne s\u2019ouvre à 5 °C ; où est l\u2019œuvre ?"
 
 
@@ -23,6 +24,7 @@ FRENCH = "L\u2019été, la vanne s\u2019ouvre à 5 °C ; où est l\u2019œuvre ?
         "Die Fläche hat 25 m², das Fass 40 cm³.",
         "late\u2014too late\u2014for the café, wait\u2026what",
         "Nord\u2013Süd und a\u2013b",
+        "Größe, Düse, Gerät und für: Umlaute wie äöü sind erlaubt.",
     ],
 )
 @pytest.mark.parametrize(
@@ -45,6 +47,25 @@ def test_text_is_decoded_and_counted(
     assert row["text"] == text
     assert stats["decoded"] == {said: 1} and stats["decoded_examples"] == {said: [name]}
     assert stats["dropped"] == {} and stats["faults"] == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"), [("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")]
+)
+@pytest.mark.parametrize(
+    "text",
+    ["يجب فحص المضخة قبل كل تشغيل.", "Клапан открывается каждую неделю.", "השסתום נפתח כל שבוע."],
+)
+@pytest.mark.parametrize(("name", "head"), [("a.txt", ""), ("a.csv", "text\n")])
+def test_utf_16_without_a_mark_is_recognized_in_other_alphabets(
+    tmp_path: Path, name: str, head: str, text: str, encoding: str, said: str
+) -> None:
+    (tmp_path / name).write_bytes(f"{head}{text}".encode(encoding))
+
+    (row,), stats = snapshot(files_source(tmp_path / name), tmp_path / "raw")
+
+    assert row["text"] == text
+    assert stats["decoded"] == {said: 1}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
@@ -81,6 +102,9 @@ CUT_OFF = r"UTF-16 that is cut off or damaged \(truncated data\)"
         ("a.txt", "水泵每周打开一次。".encode("gb18030"), "", UNKNOWN),
         ("a.txt", "El café y el té de después se enfrían.".encode("mac_roman"), "", UNKNOWN),
         ("a.txt", "Był tam mały zawór.".encode("cp1250"), "", UNKNOWN),
+        ("a.txt", f"{ENGLISH} مضخة الطرد المركزي".encode("cp1256"), "", UNKNOWN),
+        ("a.txt", f"{ENGLISH} насос проверен".encode("cp1251"), "", UNKNOWN),
+        ("a.txt", f"{ENGLISH} αντλία ελέγχθηκε".encode("cp1253"), "", UNKNOWN),
         ("a.txt", "Otwiera później.".encode("iso8859_2"), "", UNKNOWN),
         ("a.html", POLISH.encode("iso8859_2"), "", UNKNOWN),
         ("a.txt", b"\x00\x01\xe9\x02 words", "", "is not UTF-8"),
