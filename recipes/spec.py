@@ -117,7 +117,7 @@ class TrainingResult(BaseModel):
     samples_replayed: int = 0
     """How many of them were general text, replayed against forgetting."""
     coverage: float
-    """Share of the train split's tokens that the lineage has now seen."""
+    """Share of the train split's tokens that the lineage has now seen, each text counted once."""
     tokens_seen_before: int
     """Of the tokens that taught the exported weights, those that the lineage had seen."""
     validation: dict[str, float]

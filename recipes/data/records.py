@@ -172,15 +172,26 @@ def record_seen(
     ones, which no record holds. No model of the lineage was trained on masked texts (`text_hash`)
     after all.
 
-    Returns the share of the split's tokens that the lineage has now seen, and how many of these
-    rows' tokens it had seen when training began.
+    Returns the share of the split's tokens that the lineage has now seen, each text counted once
+    however many rows it stands in, and how many of these rows' tokens it had seen when training
+    began.
     """
     rows = rows[rows < len(shards)]
     after = add_rows(before, shards, rows).without(masked)
     after.write(path)
-    # Looked up in all rows, since a text of a source with a weight above 1 stands in several.
-    coverage = float(look_up(shards, after).seen.sum() / known.tokens.sum())
-    return coverage, int(known.seen[rows].sum())
+    columns = []
+    # Shard by shard, since the hashes of a large corpus as text would fill the memory.
+    for shard in shards.shards:
+        documents = shard.documents(["text_hash", "tokens"])
+        hashes, tokens = documents["text_hash"].to_pylist(), documents["tokens"].to_numpy()
+        columns.append((text_numbers(hashes), tokens))
+    every, lengths = map(np.concatenate, zip(*columns, strict=True))
+    texts, places = np.unique(every, return_index=True)
+    # What is masked or forgotten is there no more to be read.
+    is_there = ~np.isin(texts, text_numbers([*masked, *shards.stats.erased]))
+    ends = np.where(is_there, lengths[places], 0)
+    seen = after.tokens(texts, np.zeros_like(ends), ends)
+    return float(seen.sum() / max(1, ends.sum())), int(known.seen[rows].sum())
 
 
 TRAINED_NAME = "trained.parquet"

@@ -4,6 +4,7 @@ import itertools
 import math
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -175,24 +176,34 @@ def test_a_pass_is_over_all_rows_where_none_is_new_and_each_pass_over_the_new_on
     assert read[:100].tolist() == [2] * 100
 
 
-def test_a_text_that_the_shards_hold_twice_is_covered_once_it_was_read_once(
-    base_model: Path, tmp_path: Path
+def test_coverage_counts_each_text_once_however_many_copies_the_shards_hold(
+    make_spec: SpecMaker, tmp_path: Path
 ) -> None:
-    """As those of a source with a weight of 2."""
-    stats = tiny_shards(tmp_path, base_model, tiny_texts(40), shards_per_split=1)
-    (entry,) = [one for one in stats.shards if one.split == "train"]
-    for file in [*tmp_path.glob(f"{entry.name}.*")]:
-        shutil.copy(file, tmp_path / f"train-again{file.name.removeprefix(entry.name)}")
-    again = entry.model_copy(update={"name": "train-again"})
-    stats = stats.model_copy(update={"shards": [*stats.shards, again]})
-    shards, nothing = ShardSet(tmp_path, stats, "train"), LineageRecord.none()
-    known, path = look_up(shards, nothing), str(tmp_path / SEEN_NAME)
+    """As those of a source with a weight of 10, such as `study`."""
+    folder = tmp_path / "copies"
+    spec = grow(make_spec("copies", steps=1), folder, 4, 2)
+    *others, few = [one for one in spec.shards.shards if one.split == "train"]
+    copies = [few.model_copy(update={"name": f"{few.name}-{number}"}) for number in range(9)]
+    for copy in copies:
+        for file in [*folder.glob(f"{few.name}.*")]:
+            shutil.copy(file, folder / f"{copy.name}{file.name.removeprefix(few.name)}")
+    stats = spec.shards.model_copy(update={"shards": [*others, few, *copies]})
+    shards, nothing = ShardSet(folder, stats, "train"), LineageRecord.none()
+    known, own = look_up(shards, nothing), sum(one.rows for one in others)
+    of_others, all_tokens = (sum(one.tokens for one in part) for part in (others, [*others, few]))
 
-    def coverage(rows: np.ndarray) -> float:
-        return record_seen(shards, known, nothing, rows, path)[0]
+    def coverage(rows: np.ndarray, masked: Sequence[str] = ()) -> float:
+        return record_seen(shards, known, nothing, rows, str(tmp_path / SEEN_NAME), masked)[0]
 
-    assert coverage(np.arange(entry.rows)) == coverage(np.arange(2 * entry.rows)) == 1
-    assert 0 < coverage(np.arange(entry.rows // 2)) < 0.8
+    copied = np.arange(own, len(shards))
+    assert (
+        coverage(copied) == coverage(copied[: few.rows]) == pytest.approx(few.tokens / all_tokens)
+    )
+    assert coverage(np.arange(own)) == pytest.approx(of_others / all_tokens)
+    assert 0 < coverage(np.arange(own // 2)) < 0.8 * of_others / all_tokens
+    assert coverage(np.arange(own + few.rows)) == coverage(np.arange(len(shards))) == 1
+    gone = pq.read_table(folder / f"{few.name}.documents.parquet")["text_hash"].to_pylist()
+    assert coverage(np.arange(own), gone) == 1, "what is masked is not left to read"
 
 
 def test_workers_look_up_a_part_each_and_together_all(train_split: ShardSet) -> None:
