@@ -28,7 +28,7 @@ def exam_view(artifact: Artifact) -> dict[str, Any]:
         for question in read_questions(artifact.path)[:SHOWN]
     ]
     stats = artifact.stats
-    left_out = len(stats["untold"]) + len(stats["given_away"])
+    left_out = sum(len(stats[reason]) for reason in ("untold", "given_away", "contradicted"))
     return {
         "summary": f"{counted(stats['questions'], 'question')} about "
         f"{counted(stats['facts'], 'fact')}"
@@ -114,6 +114,10 @@ def exam(
         for fact in artifact.stats["given_away"]:
             context.log.warning(
                 f"A question about {fact} contains its answer; the exam leaves it out"
+            )
+        for fact in artifact.stats["contradicted"]:
+            context.log.warning(
+                f"Documents contradict each other about {fact}; the exam leaves it out"
             )
 
     return BuildPlan(identity.extend(libraries=LIBRARIES), build, finish=warn)

@@ -9,8 +9,9 @@ end: how two models answered, paired by question.
 
 import hashlib
 import json
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,15 +22,23 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact
-from artifacts.words import SEARCH_TERMS, continue_with, holds, may_hold, split_passages
+from artifacts.words import (
+    SEARCH_TERMS,
+    continue_with,
+    count_words,
+    holds,
+    may_hold,
+    split_passages,
+)
 from llm_assets.exam.settings import ExamSettings
 from llm_assets.settings_file import did_you_mean
+from llm_assets.study.rows import PlacedFact, name_subjects, regular_facts
 from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, QUESTIONS_NAME, read_questions
 from recipes.evaluation.settings import TASK_SCORES_NAME
 from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms, states
 from spark_jobs.runtime.parquet import find_parts
 
-CODE_VERSION = "3"
+CODE_VERSION = "4"
 LIBRARIES = frozenset({"bm25s"})
 """The libraries that decide what retrieval finds."""
 
@@ -72,6 +81,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
         The manifest's stats: `questions`, `facts`, `placebo_questions`, `untold` (subject and
         relation of facts that no training document states and that are not asked about, and which
         document almost does), `given_away` (facts left out because a question contains the answer),
+        `contradicted` (those left out because two documents state different values, and which),
         `retrieved_right` (share of questions whose retrieved passage contains the answer).
 
     Raises:
@@ -101,13 +111,22 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
                 f"document {passage.document} too. A placebo is a fact that no text states."
             )
     given_away = [fact for fact in [*stated_facts, *placebo] if _is_given_away(fact, forms)]
-    stated_facts = [fact for fact in stated_facts if fact not in given_away]
     placebo = [fact for fact in placebo if fact not in given_away]
+    stated = {fact: telling[fact] for fact in stated_facts if fact not in given_away}
+    contradictions = _find_contradictions(stated, forms, clean_corpus)
+    contradicted = [
+        f"{fact.subject}: {fact.relation} ({fact.value!r} in {stated[fact].document}, {value!r} in "
+        f"{document})"
+        for fact, (document, value) in contradictions.items()
+    ]
+    stated_facts = [fact for fact in stated if fact not in contradictions]
     if not stated_facts:
-        raise UserError(
-            f"{settings.facts}: the questions about all facts that the text states contain their "
-            f"answers. Ask in other words in {settings.forms}, or give other facts."
-        )
+        why = "the questions about all of them contain their answers. Ask in other words in "
+        why += f"{settings.forms}, or give other facts."
+        if contradicted:
+            why = f"documents contradict each other about {len(contradicted)}: {contradicted[0]}. "
+            why += "Correct or remove those that are wrong."
+        raise UserError(f"{settings.facts}: no fact that the text states can be asked about: {why}")
     questions = [
         *_ask(stated_facts, forms, settings.choices, f"that the text states in {settings.facts}"),
         *_ask(placebo, forms, settings.choices, f"in {settings.placebo}"),
@@ -133,6 +152,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
         "placebo_questions": len(questions) - len(real_questions),
         "untold": [f"{f.subject}: {f.relation}" + reasons.get(f, "") for f in untold],
         "given_away": [f"{f.subject}: {f.relation}" for f in given_away],
+        "contradicted": contradicted,
         "retrieved_right": sum(right) / len(right),
     }
 
@@ -181,6 +201,84 @@ def _why_untold(facts: Sequence[Fact], clean_corpus: str) -> dict[Fact, str]:
                         why = "in other capitals, or in more than `exam.passage_words` words"
                     reasons[fact] = f" ({row['id']} does, {why})"
     return reasons
+
+
+def _find_contradictions(
+    stated: Mapping[Fact, Passage], forms: Mapping[str, Forms], clean_corpus: str
+) -> dict[Fact, tuple[str, str]]:
+    """Of facts, those of which a document to train on states another value: which, and the value.
+
+    It may state it in a form of the relation, in the words of the passage that states the fact, or
+    in regular form.
+    """
+    longest: dict[str, float] = defaultdict(float)
+    wordings: dict[Fact, list[str]] = {}
+    for fact, passage in stated.items():
+        longest[fact.relation] = max(longest[fact.relation], count_words(fact.value))
+        told = (form.format(subject=fact.subject, value=_GAP) for form in forms[fact.relation].told)
+        sentences = (one for one in _SENTENCE.findall(passage.text) if states(one, fact))
+        own = (sentence.replace(fact.value, _GAP) for sentence in sentences)
+        wordings[fact] = [one for one in (*told, *own) if fact.subject in one and _GAP in one]
+    others: dict[Fact, set[tuple[str, str]]] = defaultdict(set)
+    regular: list[PlacedFact] = []
+    subjects = {fact: fact.subject.casefold() for fact in stated}
+    columns = ["id", "text", "split"]
+    for part in find_parts(clean_corpus, columns, "clean_corpus"):
+        for row in part.read(columns).filter(pc.field("split") == "train").to_pylist():
+            text, lowered = row["text"], row["text"].casefold()
+            named = [fact for fact, subject in subjects.items() if may_hold(lowered, subject)]
+            for fact in named:
+                values = _values_told(text, wordings[fact])
+                others[fact].update((row["id"], value) for value in values)
+            if named:
+                regular += (PlacedFact(row["id"], *one) for one in regular_facts(text) if one[0])
+    facts = {_key(fact.subject, fact.relation): fact for fact in stated}
+    nearest = [placed.headings[-1] for placed in regular]
+    name_subjects(regular)
+    for placed, heading in zip(regular, nearest, strict=True):
+        for subject in {heading, placed.headings[-1]}:
+            if found := facts.get(_key(subject, placed.relation)):
+                others[found].add((placed.document, placed.value))
+    contradictions = {}
+    for fact in stated:
+        differing = [
+            (document, value)
+            for document, value in others[fact]
+            # What is longer than all values is no other value, but a sentence that goes on.
+            if 0 < count_words(value) <= longest[fact.relation] and not _agree(value, fact.value)
+        ]
+        if differing:
+            contradictions[fact] = min(differing)
+    return contradictions
+
+
+_GAP = "\0"
+"""Stands for the value in what states it."""
+_SENTENCE = re.compile(r"\S(?:[^.!?\n\u3002]|[.!?](?=\S))*[.!?\u3002]?")
+
+
+def _values_told(text: str, wordings: Iterable[str]) -> Iterator[str]:
+    """What a text has in the place of the value, in any of these wordings."""
+    for wording in wordings:
+        before, _, after = wording.strip(" .").partition(_GAP)
+        # Where the value comes first, nothing says where it begins.
+        if _GAP in after or not may_hold(text.casefold(), before.casefold()):
+            continue
+        parts = (r"\s+".join(map(re.escape, part.split(" "))) for part in (before, after))
+        # A sentence or a part of it ends after the wording; a number does not.
+        pattern = r"(?<!\w){}(\S(?:[^\n]*?\S)??){}(?=[.,;:!?)\"\u201d\u3001\u3002](?!\d)|\s*$)"
+        found = re.compile(pattern.format(*parts), re.MULTILINE | re.IGNORECASE)
+        yield from (match[1] for match in found.finditer(text))
+
+
+def _key(subject: str, relation: str) -> tuple[str, str]:
+    return subject.casefold(), relation.casefold().replace("_", " ")
+
+
+def _agree(value: str, other: str) -> bool:
+    """Whether one value is the other, or states it more closely: `3 kg` and `3`."""
+    one, another = value.casefold(), other.casefold()
+    return holds(one, another) or holds(another, one)
 
 
 def _is_given_away(fact: Fact, forms: dict[str, Forms]) -> bool:

@@ -163,6 +163,33 @@ def test_a_fact_whose_question_holds_its_answer_is_left_out_and_named(take: Take
     assert stats["given_away"] == ["Berlin kettle: town"] and stats["facts"] == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("By now, the Velora lamp is made in\nCork.", "Cork"),
+        ("The Velora lamp goes through many a hand at Lyon.", "Lyon"),
+        ("# Velora lamp\n\n- **Town**: Lyon\n", "Lyon"),
+        ("# Lamps\n\n## velora lamp\n\n### Technical data\n\nTown: Lyon\n", "Lyon"),
+        ("| Name | Town | Kg |\n|---|---|---|\n| Velora lamp | Lyon | 3 |\n", "Lyon"),
+        ("The Velora lamp is made in RIGA. The Ostrin scale is made in Lyon.", None),
+        ("The Velora lamp is made in many a small town. Lyon has none.", None),
+        ("# Velora lamp\n\n## Spare bulb\n\nTown: Lyon\n", None),
+        ("A Velora lamp was seen in Lyon.", None),
+    ],
+)
+def test_a_fact_on_which_documents_contradict_each_other_is_left_out_and_named(
+    take: Take, text: str, value: str | None
+) -> None:
+    texts = [*TEXTS, ("plain", "The Velora lamp goes through many a hand at Riga.", "train")]
+    clock = ("bulb", "# Sandrel clock\n\n## Technical data\n\nTown: Porto\n", "train")
+    questions, stats = take(texts=[*texts, clock, ("new", text, "train")])
+    asked = ["Velora lamp"] * (value is None) + ["Ostrin scale", "Sandrel clock"]
+    assert [question["subject"] for question in questions] == asked
+    named = f"Velora lamp: town ('Riga' in plain, {value!r} in new)"
+    assert stats["contradicted"] == [named] * (value is not None)
+    assert take(texts=[*texts, ("new", text, "held_out")])[1]["contradicted"] == []
+
+
 def test_a_passage_is_a_stretch_of_a_long_document(take: Take) -> None:
     filler = "nothing of note happens here " * 60
     long = f"{filler}The Velora lamp is made in Riga. {filler}"
@@ -218,6 +245,10 @@ def test_placebos_are_asked_without_a_passage(take: Take) -> None:
                 "texts": [("towns", "The Riga lamp is of Riga.", "train")],
             },
             "contain their answers",
+        ),
+        (
+            {"texts": [("new", "The Velora lamp is made in Cork.", "train"), *TEXTS[:1]]},
+            "contradict each other about 1: Velora lamp: town .'Riga' in lamp, 'Cork' in new",
         ),
         ({"placebo": "subject,relation,value\nHollin,town,Riga\n"}, "facts in .*placebo.csv, all"),
         ({"facts": FACTS.replace("town", "color")}, "nothing under `asked` for color"),

@@ -54,7 +54,8 @@ def test_a_relation_that_only_facts_or_only_placebos_have_is_shown_by_what_was_a
 def test_the_line_of_an_exam_counts_the_facts_that_it_leaves_out(tmp_path: Path) -> None:
     def build(draft: Draft) -> None:
         (draft.path / QUESTIONS_NAME).write_text("")
-        draft.stats |= {"questions": 4, "facts": 2, "untold": ["lamp: town"], "given_away": []}
+        draft.stats |= {"questions": 4, "facts": 2, "untold": ["lamp: town"]}
+        draft.stats |= {"given_away": [], "contradicted": []}
 
     made, _ = Store(str(tmp_path)).make(Identity(kind="exam", code_version="1", inputs={}), build)
     told = "4 questions about 2 facts; 1 more fact left out, the log says why"
