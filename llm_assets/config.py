@@ -238,8 +238,9 @@ class PipelineSettings(Settings):
     @property
     def measured(self) -> EvaluationSettings:
         """How models are measured: on at least as many documents as the gate needs, since with
-        fewer it would never judge."""
-        needed = self.model_version.gate.minimum_documents
+        fewer it would never judge. An exam's gate needs facts instead."""
+        gate = self.model_version.gate
+        needed = 0 if gate.metric == "exam" else gate.minimum_documents
         least = max(needed, self.eval_metrics.minimum_documents)
         return self.eval_metrics.model_copy(update={"minimum_documents": least})
 

@@ -418,14 +418,17 @@ def eval_metrics(
     # These are the current ones, whose text may be newer than what the checkpoint was trained on.
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
     models, weights = registry.open(pipeline), quantized(settings)
+    gate, measured = settings.model_version.gate, settings.measured
+    if gate.metric == "exam":
+        measured = measured.first_round()
     begin = partial(open_challenge, pipeline, models, checkpoint, base_model, weights)
 
     def measurement_of(challenge: Challenge) -> Measurement:
         return Measurement(
-            *(pipeline, checkpoint, base_model, shards, settings.measured),
+            *(pipeline, checkpoint, base_model, shards, measured),
             incumbent=challenge.incumbent,
             exam=exam,
-            question=challenge.question(settings.model_version.gate),
+            question=challenge.question(gate),
         )
 
     def identity_of(challenge: Challenge) -> Identity:
@@ -439,7 +442,7 @@ def eval_metrics(
     def build(draft: Draft) -> None:
         measurement = measurement_of(challenge)
         # The identity needs no mark of this draw: it follows from the candidate, which is an input.
-        drawn = settings.measured.drawn_for(challenge.candidate.fingerprint)
+        drawn = measured.drawn_for(challenge.candidate.fingerprint)
         spec = replace(measurement, settings=drawn).spec(draft)
         draft.stats |= training.evaluate(context, spec)
         draft.stats |= measure_as_served(settings, spec, context.log.info)

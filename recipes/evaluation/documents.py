@@ -15,11 +15,9 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet, read_tokens
 from artifacts.storage.files import sha256_of
-from recipes.evaluation.settings import EvaluationSettings
+from recipes.evaluation.settings import ROUND_PARTS, EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"
-# The first round measures a quarter of the tokens, the second a half.
-ROUND_PARTS = (4, 2)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from artifacts.cache import cache_key, read_cached, write_cached
+from artifacts.cache import cache_key, cached, read_cached, write_cached
 from artifacts.errors import UserError, make_command
 from artifacts.libraries import source_hash
 from artifacts.model import read_tokenizer
@@ -141,14 +141,7 @@ def _measured_bits(
     bits = {}
     with mixed_precision(precision(), local_device()):
         for task, documents in data.tasks.items():
-            bits[task] = document_bits(
-                model,
-                documents,
-                spec.shard_stats.sequence_length,
-                spec.settings.batch_tokens,
-                report,
-                f"{role}, {task}",
-            )
+            bits[task] = _bits(model, source, documents, spec, report, f"{role}, {task}")
             value = bits[task].sum() / sum(document.bytes for document in documents)
             report(f"{role}: {value:.4f} bits per byte on {len(documents)} {task} documents")
     figures = {}
@@ -158,15 +151,40 @@ def _measured_bits(
         with np.errstate(over="ignore"):
             perplexity = float(np.exp2(bits[spec.split].sum() / predicted))
         figures[f"{spec.split}_perplexity"] = perplexity
-    return Scores(bits, *_written(model, role, data, spec, report), figures)
+    return Scores(bits, *_written(model, source, role, data, spec, report), figures)
+
+
+def _bits(
+    model: Any,
+    source: ModelSource,
+    documents: Documents,
+    spec: EvaluationSpec,
+    report: Report,
+    label: str,
+) -> np.ndarray:
+    """`document_bits`, found again where the model was measured on these documents before: where
+    all general text is measured, it is the same for every candidate."""
+    # Each candidate draws them in an order of its own.
+    order = sorted(range(len(documents)), key=lambda number: documents[number].id)
+    ordered = [documents[number] for number in order]
+    length, batch_tokens = spec.shard_stats.sequence_length, spec.settings.batch_tokens
+    key = _key("bits", source, documents=digest(ordered), length=length)
+    content = cached(
+        spec.cache,
+        key,
+        lambda: to_json(document_bits(model, ordered, length, batch_tokens, report, label)),
+    )
+    bits = np.empty(len(documents))
+    bits[order] = json.loads(bytes(content))
+    return bits
 
 
 def _written(
-    model: Any, role: str, data: Data, spec: EvaluationSpec, report: Report
+    model: Any, source: ModelSource, role: str, data: Data, spec: EvaluationSpec, report: Report
 ) -> tuple[list[dict[str, str]], list[TaskScores]]:
     """Completions, and answers to lm-eval's tasks, both in the precision of the endpoint."""
-    settings = spec.settings
-    if not data.prompts and not data.lm_eval_tasks:
+    settings, tasks = spec.settings, data.lm_eval_tasks
+    if not data.prompts and not tasks:
         return [], []
     # The base's for every model, as the data's tokens are those of the base.
     tokenizer, model = read_tokenizer(Path(spec.base.path)), as_served(model)
@@ -174,36 +192,52 @@ def _written(
     if data.prompts:
         report(f"{role}: writing {len(data.prompts)} completions")
         samples = complete(model, tokenizer, data.prompts, settings.generation)
-    if data.lm_eval_tasks:
+
+    def answer() -> bytes:
         from recipes.evaluation.shared_context import SharedContextLM
 
-        report(f"{role}: answering {', '.join(task.name for task in data.lm_eval_tasks)}")
+        report(f"{role}: answering {', '.join(task.name for task in tasks)}")
         lm = SharedContextLM(model, tokenizer, settings.batch_tokens)
-        scored = run_tasks(lm, data.lm_eval_tasks, data.task_folders)
+        return to_json([asdict(scores) for scores in run_tasks(lm, tasks, data.task_folders)])
+
+    if tasks:
+        # Every candidate is measured on a draw of documents, but all are asked the same questions.
+        asked = [task.model_dump(mode="json") for task in tasks]
+        key = _key("answers", source, asked=asked, files=digest_tasks(tasks, data.task_folders))
+        scored = _read_tasks(json.loads(bytes(cached(spec.cache, key, answer))))
     for score in scored:
         report(f"{role}: {score.task} {score.metric} {score.value:.4f}")
     return samples, scored
 
 
 def scores_key(data: Data, source: ModelSource, scorer: Scorer | None = None) -> str:
-    """The cache's key of a model's scores: what is measured, by what and on which device."""
+    """The cache's key of all scores of a model."""
+    by = scorer and source_hash(type(scorer).__module__)
+    return _key("scores", source, evaluation=data.fingerprint, scorer=by)
+
+
+def _key(entry: str, source: ModelSource, **measured: Any) -> str:
+    """The cache's key: what is measured of a model, by what and on which device."""
     return cache_key(
-        "scores",
+        entry,
         "recipes.evaluate",
         ["lm-eval", "numpy", "tokenizers", "torch", "transformers"],
-        evaluation=data.fingerprint,
         model=source.fingerprint,
         precision=precision(),
-        scorer=scorer and source_hash(type(scorer).__module__),
         device=device_of(local_device()).name,
+        **measured,
     )
 
 
 def _read_scores(content: bytes) -> Scores:
     fields = json.loads(content)
     values = {task: np.array(of_task, float) for task, of_task in fields["values"].items()}
-    tasks = [TaskScores(**item | {"values": np.array(item["values"])}) for item in fields["tasks"]]
+    tasks = _read_tasks(fields["tasks"])
     return Scores(values, fields["samples"], tasks, fields["figures"], fields["details"])
+
+
+def _read_tasks(items: list[dict[str, Any]]) -> list[TaskScores]:
+    return [TaskScores(**item | {"values": np.array(item["values"])}) for item in items]
 
 
 def to_json(content: Any) -> bytes:

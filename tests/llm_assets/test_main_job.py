@@ -25,6 +25,7 @@ from llm_assets.board.ask import find_examples
 from llm_assets.cli.pipeline.summary import (
     corpus_lines,
     evaluation_lines,
+    exam_lines,
     print_request,
     print_samples,
     training_lines,
@@ -226,7 +227,7 @@ def test_a_classifiers_score_is_told_beside_that_of_the_commonest_class_with_its
         "documents": {"held_out": 10},
         "details": {"candidate": {"labels": labels, "confusion": confusion}},
     }
-    evaluation: Any = SimpleNamespace(stats=stats)
+    evaluation: Any = SimpleNamespace(stats=stats, manifest=SimpleNamespace(settings={}))
     (_, score), (_, baseline), (_, mistakes), unseen = evaluation_lines(evaluation)
     assert score == "0.6000 -> 0.7000 accuracy; the incumbent 0.8000, on 10 documents"
     assert baseline.startswith("always billing, the commonest: 0.6000; macro F1")
@@ -242,7 +243,7 @@ def test_bits_of_answers_are_told_with_what_they_do_not_show_and_general_text_in
     }
     stats = {"metrics": metrics, "metric": ANSWER_BITS_PER_BYTE.model_dump()}
     stats |= {"rounds": {"measured": 1, "planned": 1, "share": 1.0}, "documents": {"held_out": 30}}
-    evaluation: Any = SimpleNamespace(stats=stats)
+    evaluation: Any = SimpleNamespace(stats=stats, manifest=SimpleNamespace(settings={}))
     told = dict(evaluation_lines(evaluation))
     assert "bits per byte of answers (" in told["held-out text"]
     assert "may still write wrong numbers and names" in told[""]
@@ -251,6 +252,21 @@ def test_bits_of_answers_are_told_with_what_they_do_not_show_and_general_text_in
     assert "" not in dict(evaluation_lines(evaluation))
     stats |= {"metric": BITS_PER_BYTE.model_dump(), "exam": None}
     assert "" not in dict(evaluation_lines(evaluation))
+
+
+@pytest.mark.parametrize(("incumbent", "told"), [("one", " (the incumbent 50%)"), ("base", "")])
+def test_of_a_run_that_continues_the_exam_line_has_the_incumbents_share(
+    incumbent: str, told: str
+) -> None:
+    shares = {"base": 0.25, "incumbent": 0.5, "candidate": 0.75}
+    metrics = {
+        f"exam_{condition}_acc": {role: {"value": share} for role, share in shares.items()}
+        for condition in ("closed_book", "passage")
+    }
+    stats = {"metrics": metrics, "models": {"base": "base", "incumbent": incumbent}}
+    evaluation: Any = SimpleNamespace(stats=stats | {"exam": {"facts": 30, "sentence": "s"}})
+    (_, line), _ = exam_lines(evaluation)
+    assert line.endswith(f"closed book 25% -> 75%{told}, passage 25% -> 75%")
 
 
 def test_scores_of_tasks_are_on_the_screen(made: Project) -> None:

@@ -59,7 +59,7 @@ def print_summary(
         *corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
         *training_lines(current["checkpoint"], current["tokenized_shards"]),
         *evaluation_lines(current["eval_metrics"]),
-        *_exam_lines(current["eval_metrics"]),
+        *exam_lines(current["eval_metrics"]),
         *_verdict_lines(
             current["model_version"],
             current["tokenized_shards"],
@@ -147,10 +147,11 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
     own_rows = stats["samples_seen"] - stats["samples_replayed"]
     passes = own_rows / max(1, shards.stats["rows"]["train"])
     coverage = f"{passes:.1f} passes over the training text (`checkpoint.budget`)"
-    if passes < 1:
+    # A run that continues may read new rows many times, and never some that were left before.
+    if passes < 1 or stats["coverage"] < 1:
         # In tokens, with those that the versions before it have read, as the asset shows it.
-        coverage = f"{percent(stats['coverage'])} of the training text read so far, "
-        coverage += f"{percent(passes)} of a pass in this run (`checkpoint.budget`)"
+        coverage = f"{percent(stats['coverage'])} of the training text read so far, as many rows "
+        coverage += f"as {percent(passes)} of a pass in this run (`checkpoint.budget`)"
     unit = stats["validation_unit"]
     return [
         (
@@ -186,6 +187,7 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
             basis += f", on {counted(evaluation.stats['documents']['held_out'], 'document')}"
             if rounds.measured < rounds.planned:
                 basis += f": round {rounds.measured} of {rounds.planned} decided"
+            basis += _over_budget(evaluation)
         lines.append(
             (label, f"{number(base)} -> {number(candidate)} {task_metric.unit}{change}{basis}")
         )
@@ -201,6 +203,24 @@ def evaluation_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         if not name.startswith(of_text) and {"base", "candidate"} <= of.keys()
     ]
     return [*lines, ("other scores", ", ".join(others))] if others else lines
+
+
+def _over_budget(evaluation: Artifact) -> str:
+    """Why more held-out text was measured than the settings say; empty if it was not."""
+    settings = evaluation.manifest.settings
+    if (limit := settings.get("held_out_tokens")) is None:
+        return ""
+    tokens, documents = (evaluation.stats[of]["held_out"] for of in ("tokens", "documents"))
+    # The document that reaches the limit is measured whole.
+    if tokens - (settings.get("document_tokens") or tokens / documents) <= limit:
+        return ""
+    # Where the exam decides, the gate has no question to held-out text.
+    part = "" if settings.get("question") else "a quarter of "
+    return (
+        f". They hold {tokens:,} tokens, more than {part}`eval_metrics.held_out_tokens` "
+        f"({limit:,}): at least {settings['minimum_documents']} independent ones are measured "
+        "(`eval_metrics.minimum_documents`, `model_version.gate.minimum_documents`)"
+    )
 
 
 def _class_lines(evaluation: Artifact) -> list[tuple[str, str]]:
@@ -226,7 +246,7 @@ def _class_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     ]
 
 
-def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
+def exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
     """The models' shares of right answers, and what training buys; empty without an exam."""
     exam = evaluation.stats.get("exam")
     if not exam:
@@ -236,6 +256,10 @@ def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         for condition, base, candidate in exam_shares(evaluation.stats)
         if base is not None and candidate is not None
     ]
+    models, known = evaluation.stats["models"], exam_shares(evaluation.stats, "incumbent")[0][1]
+    if shares and known is not None and models["incumbent"] != models["base"]:
+        # Of a run that continues, the base model does not show what this run taught.
+        shares[0] += f" (the incumbent {known:.0%})"
     return [
         (
             "exam",

@@ -20,6 +20,7 @@ from llm_assets.assets.evaluation import (
     samples_view,
 )
 from llm_assets.assets.verdict import VERDICT_NAME, read_verdict, verdict_view
+from llm_assets.cli.pipeline.summary import evaluation_lines
 from llm_assets.config import PipelineSettings
 from llm_assets.gate.verdict import Comparison, Outcome
 from llm_assets.registry.base import LocalRegistry
@@ -257,3 +258,5 @@ def test_as_many_documents_are_measured_as_the_gate_needs(with_evaluation: Proje
     assert len({row["cluster"] for row in scores if row["task"] == "held_out"}) >= 45
     found = read_verdict(project.current("model_version"))
     assert Outcome.TOO_FEW_DOCUMENTS not in {reason.outcome for reason in found.reasons}
+    told = dict(evaluation_lines(evaluation))["held-out text"]
+    assert "tokens, more than `eval_metrics.held_out_tokens` (500): at least 45" in told

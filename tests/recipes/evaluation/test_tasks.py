@@ -274,13 +274,17 @@ def test_choices_stand_alone_where_their_row_would_change_their_scores(
 
 
 def test_tasks_of_a_folder_are_part_of_the_evaluation(
-    tmp_path: Path, questions: list[dict[str, Any]], base_model: Path, make_evaluation: MakeSpec
+    tmp_path: Path,
+    questions: list[dict[str, Any]],
+    base_model: Path,
+    candidate: Path,
+    make_evaluation: MakeSpec,
 ) -> None:
     write_task(TASK, questions, tmp_path / "tasks")
     spec = make_evaluation(
         candidate=ModelSource(path=base_model, fingerprint="base"),
         cache=tmp_path / "cache",
-        settings=task_of(tmp_path / "tasks"),
+        settings=task_of(tmp_path / "tasks") | {"general_tokens": None},
     )
     result = evaluate(spec, lambda _: None)
     accuracy = result["metrics"][f"{TASK}_acc"]
@@ -291,6 +295,21 @@ def test_tasks_of_a_folder_are_part_of_the_evaluation(
     assert len(rows) == 2 * len(questions) and rows[0]["cluster"].startswith("cluster-")
     moved = spec.model_copy(update={"output": str(tmp_path / "elsewhere")})
     assert evaluate(moved, lambda _: None) == result
+
+    # The next candidate draws another order, but here of all documents, and has the same questions.
+    next_one = make_evaluation(
+        candidate=ModelSource(path=candidate, fingerprint="next"),
+        cache=tmp_path / "cache",
+        settings=task_of(tmp_path / "tasks") | {"general_tokens": None, "seed": 1},
+    )
+    lines: list[str] = []
+    kept = {*(tmp_path / "cache").iterdir()}
+    again = evaluate(next_one, lines.append)["metrics"]
+    assert [line for line in lines if "answering" in line] == [f"candidate: answering {TASK}"]
+    for name in (f"{TASK}_acc", "general_bits_per_byte"):
+        assert again[name]["base"] == pytest.approx(result["metrics"][name]["base"])
+    # Of both models all scores; of the new one alone bits of two tasks, and answers.
+    assert len({*(tmp_path / "cache").iterdir()} - kept) == 2 + 3
 
 
 def test_figures_that_are_no_means_are_lm_evals_own(
