@@ -32,10 +32,10 @@ from artifacts.words import (
 )
 from llm_assets.exam.settings import ExamSettings
 from llm_assets.settings_file import did_you_mean
-from llm_assets.study.rows import PlacedFact, name_subjects, regular_facts
+from llm_assets.study.rows import PlacedFact, name_subjects
 from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, QUESTIONS_NAME, read_questions
 from recipes.evaluation.settings import TASK_SCORES_NAME
-from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms, states
+from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms, regular_facts, states
 from spark_jobs.runtime.parquet import find_parts
 
 CODE_VERSION = "4"
@@ -231,7 +231,7 @@ def _find_contradictions(
                 values = _values_told(text, wordings[fact])
                 others[fact].update((row["id"], value) for value in values)
             if named:
-                regular += (PlacedFact(row["id"], *one) for one in regular_facts(text) if one[0])
+                regular += (PlacedFact(row["id"], *one) for one in regular_facts(text))
     facts = {_key(fact.subject, fact.relation): fact for fact in stated}
     nearest = [placed.headings[-1] for placed in regular]
     name_subjects(regular)

@@ -22,7 +22,7 @@ LANGUAGE_SHARE = 0.1
 ORDER_OF_COUNTING = ("held_out", "validation", "train", None, "replay")
 """Order of a source's split: a text in several of them counts where it is kept."""
 COUNTED_OF_ALL = ("copies", "short", "faults", "messages")
-COUNTED_OF_OWN = ("bytes", "beyond_ascii", "languages")
+COUNTED_OF_OWN = ("bytes", "beyond_ascii", "facts", "languages")
 """Of a source's survey, also of one that is replayed; and of the others alone."""
 
 

@@ -25,7 +25,15 @@ from artifacts.store.identity import hash_json
 from artifacts.words import WORD, count_words, split_passages, word_ngrams
 from llm_assets.study.settings import PROMPTS, SOURCE, GeneratorSettings, PromptName, StudySettings
 from spark_jobs.read.document import DERIVED, Document, to_table
-from spark_jobs.read.facts import Fact, read_facts, read_forms, states, tell
+from spark_jobs.read.facts import (
+    MOST_WORDS,
+    Fact,
+    read_facts,
+    read_forms,
+    regular_facts,
+    states,
+    tell,
+)
 from spark_jobs.read.opened import UniqueIds
 from spark_jobs.runtime.parquet import find_parts, write_table
 
@@ -45,22 +53,6 @@ GENERAL_FORMS = (
     "What {subject} has as {relation} is {value}.",
 )
 """Forms of facts whose relation has none of its own."""
-MOST_WORDS = 12
-"""Most words of a value or a subject in regular form; a longer one is a sentence."""
-_HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*")
-# A space follows a colon, which the one of an address or a time of day lacks.
-_COLON = r"(?::\**\s+|\uff1a\**\s*)"
-"""Between relation and value; the wide colon of Chinese and Japanese needs no space."""
-_LINE = re.compile(
-    rf"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{{1,40}}?)\**\s*{_COLON}(\S.*?)[.;\u3002\uff1b]?"
-)
-_MARKED = re.compile(r"(\*{1,3}|`+)(?!\s)((?:(?!\1).)+)\1")
-"""Bold or code of Markdown, as a whole."""
-_FENCES = ("```", "~~~")
-"""Delimiters of code, whose lines may look like facts."""
-_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
-_BAR = re.compile(r"(?<!\\)\|")
-"""Separator of two cells of a table; `\\|` is a character within one."""
 
 
 @dataclass
@@ -98,10 +90,7 @@ class KnownFacts:
             facts = (fact for fact in self._table if states(text, fact))
             self._facts += [PlacedFact(document, (f.subject,), f.relation, f.value) for f in facts]
             return
-        for headings, relation, value in regular_facts(text):
-            # Complete, and short enough to be a fact rather than a sentence.
-            if headings and relation and value and count_words(value) <= MOST_WORDS:
-                self._facts.append(PlacedFact(document, headings, relation, value))
+        self._facts += (PlacedFact(document, *fact) for fact in regular_facts(text))
 
     def statements(self, left_out: Counter[str]) -> Iterator[DerivedRow]:
         """The facts in their forms; facts that documents contradict each other about are counted.
@@ -150,55 +139,6 @@ class PlacedFact:
     description."""
     relation: str
     value: str
-
-
-def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """The facts that a text states in regular form: headings, relation and value.
-
-    These are lines such as `Weight: 3 kg` below a heading, and cells of Markdown tables: with two
-    columns, the first is the relation; with more, the first is the subject and the column's head
-    the relation.
-    """
-    # By their levels; 0 is that of a title without a mark.
-    headings: dict[int, str] = {}
-    head: list[str] | None = None
-    is_code = False
-    for line in map(str.strip, text.splitlines()):
-        # Code has lines such as `replicas: 3`, which are facts about nobody.
-        if line.startswith(_FENCES):
-            is_code, head = not is_code, None
-            continue
-        if is_code:
-            continue
-        if line.startswith("|") and line.endswith("|"):
-            cells = [_unmarked(cell.replace(r"\|", "|").strip()) for cell in _BAR.split(line[1:-1])]
-            if head is None:
-                head = cells
-            elif _RULE.fullmatch(line):
-                # This is the line of dashes below the head of a table.
-                continue
-            elif len(cells) == 2:
-                yield tuple(headings.values()), cells[0], cells[1]
-            elif cells[0]:
-                for relation, value in zip(head[1:], cells[1:], strict=False):
-                    yield (cells[0],), relation, value
-            continue
-        head = None
-        if heading := _HEADING.fullmatch(line):
-            level, name = len(heading[1]), _unmarked(heading[2])
-            headings = {n: above for n, above in headings.items() if n < level} | {level: name}
-        elif match := _LINE.fullmatch(line):
-            yield tuple(headings.values()), match[1], _unmarked(match[2])
-        elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
-            # Before any heading, the first plain line that ends in none of these marks is taken for
-            # the title.
-            headings = {0: line}
-
-
-def _unmarked(text: str) -> str:
-    """A text without the marks that make all of it bold or code."""
-    match = _MARKED.fullmatch(text)
-    return match[2] if match else text
 
 
 def name_subjects(facts: Sequence[PlacedFact]) -> None:

@@ -1,6 +1,7 @@
 """A table of facts, told as text: the content of a database becomes documents to learn from.
 
-The exam asks for it in other words (`llm_assets.exam`), so one file has both.
+The exam asks for it in other words (`llm_assets.exam`), so one file has both. At the end, the other
+way round: the facts that documents state in tables and lines.
 """
 
 import csv
@@ -19,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from artifacts.errors import UserError
 from artifacts.settings import Settings, first_fault, read_yaml
 from artifacts.store.identity import hash_json
-from artifacts.words import holds, word_ngrams
+from artifacts.words import count_words, holds, word_ngrams
 from spark_jobs.read.document import Document
 from spark_jobs.read.files.rows import table_rows
 from spark_jobs.read.files.streams import decode
@@ -214,3 +215,79 @@ def _runs(form: str) -> set[tuple[str, ...]]:
     """All runs of `LEAK_WORDS` words in a form that contain neither subject nor value."""
     parts = re.split(r"\{subject\}|\{value\}", form)
     return set().union(*(word_ngrams(part, LEAK_WORDS) for part in parts))
+
+
+# Facts that documents state in regular form, without a table of facts.
+MOST_WORDS = 12
+"""Most words of a value or a subject in regular form; a longer one is a sentence."""
+_HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*")
+# A space follows a colon, which the one of an address or a time of day lacks.
+_COLON = r"(?::\**\s+|\uff1a\**\s*)"
+"""Between relation and value; the wide colon of Chinese and Japanese needs no space."""
+_LINE = re.compile(
+    rf"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{{1,40}}?)\**\s*{_COLON}(\S.*?)[.;\u3002\uff1b]?"
+)
+_MARKED = re.compile(r"(\*{1,3}|`+)(?!\s)((?:(?!\1).)+)\1")
+"""Bold or code of Markdown, as a whole."""
+_FENCES = ("```", "~~~")
+"""Delimiters of code, whose lines may look like facts."""
+_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
+_BAR = re.compile(r"(?<!\\)\|")
+"""Separator of two cells of a table; `\\|` is a character within one."""
+
+
+def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """The facts that a text states in regular form: headings, relation and value.
+
+    These are lines such as `Weight: 3 kg` below a heading, and cells of Markdown tables: with two
+    columns, the first is the relation; with more, the first is the subject and the column's head
+    the relation.
+    """
+    for headings, relation, value in _labeled_values(text):
+        # Complete, and short enough to be a fact rather than a sentence.
+        if headings and relation and value and count_words(value) <= MOST_WORDS:
+            yield headings, relation, value
+
+
+def _labeled_values(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """All that stands in such a form, be it a fact or not."""
+    # By their levels; 0 is that of a title without a mark.
+    headings: dict[int, str] = {}
+    head: list[str] | None = None
+    is_code = False
+    for line in map(str.strip, text.splitlines()):
+        # Code has lines such as `replicas: 3`, which are facts about nobody.
+        if line.startswith(_FENCES):
+            is_code, head = not is_code, None
+            continue
+        if is_code:
+            continue
+        if line.startswith("|") and line.endswith("|"):
+            cells = [_unmarked(cell.replace(r"\|", "|").strip()) for cell in _BAR.split(line[1:-1])]
+            if head is None:
+                head = cells
+            elif _RULE.fullmatch(line):
+                # This is the line of dashes below the head of a table.
+                continue
+            elif len(cells) == 2:
+                yield tuple(headings.values()), cells[0], cells[1]
+            elif cells[0]:
+                for relation, value in zip(head[1:], cells[1:], strict=False):
+                    yield (cells[0],), relation, value
+            continue
+        head = None
+        if heading := _HEADING.fullmatch(line):
+            level, name = len(heading[1]), _unmarked(heading[2])
+            headings = {n: above for n, above in headings.items() if n < level} | {level: name}
+        elif match := _LINE.fullmatch(line):
+            yield tuple(headings.values()), match[1], _unmarked(match[2])
+        elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
+            # Before any heading, the first plain line that ends in none of these marks is taken for
+            # the title.
+            headings = {0: line}
+
+
+def _unmarked(text: str) -> str:
+    """A text without the marks that make all of it bold or code."""
+    match = _MARKED.fullmatch(text)
+    return match[2] if match else text

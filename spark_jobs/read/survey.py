@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from spark_jobs.read.document import EXAMPLES, Document, Fault
+from spark_jobs.read.facts import regular_facts
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.rows import count_rows
 from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
@@ -53,6 +54,8 @@ class TextSurvey:
     """Documents that were read."""
     languages: Counter[str | None] = field(default_factory=Counter)
     """What they seem to be written in, to how many; None where nothing tells."""
+    facts: float = 0.0
+    """Facts that these documents state in regular form (`regular_facts`)."""
     share: float = 1.0
     """Share of the bytes that were read; 1 if everything was."""
 
@@ -200,6 +203,7 @@ class _Look:
             content = document.text.encode("utf-8", "surrogatepass")
             beyond_ascii = len(content.translate(None, ASCII))
             kind.counts.update(documents=1, bytes=len(content), beyond_ascii=beyond_ascii)
+            kind.counts["facts"] += sum(1 for _ in regular_facts(document.text))
 
 
 LOOKED_AT = 2_000

@@ -65,6 +65,8 @@ LEARNING_RATE = 2e-5
 """A fifth of the default, as most folders are small and narrow. What 38,000 tokens of one statute
 book's few forms cost a model in bits per byte of general English, of which it may lose 0.05: 0.74
 by the default without replay, 0.05 by 5e-5, 0.04 by 3e-5 and 0.01 by 2e-5 with it."""
+FACTS_TO_TEACH = 10
+"""Facts in regular form from which on it is said how they are taught."""
 DEFAULT_FORMATS = Files.model_fields["formats"].default
 DEFAULT_PORT: int = EndpointSettings.model_fields["port"].default
 PORTS = 20
@@ -134,6 +136,12 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
         # Somebody else wrote it while the folder was examined, which takes up to a minute.
         raise UserError(THERE.format(path=path)) from error
     notes += text.lines(command)
+    if text.facts >= FACTS_TO_TEACH and not is_chat:
+        notes.append(
+            f"about {text.facts:,.0f} facts stand in tables or in lines such as `Weight: 3 kg`; at "
+            "these settings a model learns the language and few of them: llm-assets docs knowledge "
+            "says how to teach facts, and to examine what is known"
+        )
     held_out, obstacle = describe_held_out(settings, text)
     if obstacle is None:
         notes.append(held_out)

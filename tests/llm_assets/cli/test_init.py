@@ -92,6 +92,16 @@ def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path, small
     assert "enough to detect a gain of 0.0" in told
 
 
+def test_facts_in_regular_form_are_counted_and_how_to_teach_them_is_told(manuals: Path) -> None:
+    assert not any("facts" in note for note in start(manuals).notes)
+    sheets = {f"{n}.md": f"# Lamp {n}\n\nTown: Riga\nWeight: {n} kg\n" for n in range(9)}
+    write_files(manuals, {name: f"{sheet}\n{'It shines. ' * 20}" for name, sheet in sheets.items()})
+    (manuals.parent / "made.yaml").unlink()
+    (told,) = [note for note in start(manuals).notes if "facts" in note]
+    assert told.startswith("about 18 facts stand in tables or in lines such as `Weight: 3 kg`")
+    assert "llm-assets docs knowledge" in told
+
+
 def test_of_the_same_model_check_tells_the_time_that_init_told(
     manuals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
