@@ -32,7 +32,7 @@ def exam_view(artifact: Artifact) -> dict[str, Any]:
     return {
         "summary": f"{counted(stats['questions'], 'question')} about "
         f"{counted(stats['facts'], 'fact')}"
-        + f"; {counted(left_out, 'more fact')} left out, the log says why"
+        + f"; {counted(left_out, 'more fact')} left out, the log and its check say why"
         * bool(left_out),
         "examples": table(["question", "answer", "document"], rows),
         **stats,
@@ -92,7 +92,28 @@ def _share(answers: list[tuple[float, float]]) -> str:
     return f"{base:.0%} -> {candidate:.0%}"
 
 
-@stage(code_version=CODE_VERSION, group="evaluation", kinds={"python"}, view=exam_view)
+def documents_agree_on_facts(exam: Artifact) -> dg.AssetCheckResult:
+    """No two documents to train on state different values of a fact."""
+    found = exam.stats.get("contradicted", [])
+    more = f"; and {len(found) - SHOWN:,} more" * (len(found) > SHOWN)
+    return dg.AssetCheckResult(
+        passed=not found,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"Documents contradict each other about {counted(len(found), 'fact')}, which "
+        f"the exam leaves out: {'; '.join(found[:SHOWN])}{more}. Correct those that are wrong."
+        if found
+        else "No document states another value than the table of facts.",
+        metadata={"contradicted": len(found)},
+    )
+
+
+@stage(
+    code_version=CODE_VERSION,
+    group="evaluation",
+    kinds={"python"},
+    view=exam_view,
+    checks=[documents_agree_on_facts],
+)
 def exam(
     context: dg.AssetExecutionContext,
     identity: Identity,
@@ -114,10 +135,6 @@ def exam(
         for fact in artifact.stats["given_away"]:
             context.log.warning(
                 f"A question about {fact} contains its answer; the exam leaves it out"
-            )
-        for fact in artifact.stats["contradicted"]:
-            context.log.warning(
-                f"Documents contradict each other about {fact}; the exam leaves it out"
             )
 
     return BuildPlan(identity.extend(libraries=LIBRARIES), build, finish=warn)

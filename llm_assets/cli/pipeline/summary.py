@@ -215,11 +215,13 @@ def _over_budget(evaluation: Artifact) -> str:
     if tokens - (settings.get("document_tokens") or tokens / documents) <= limit:
         return ""
     # Where the exam decides, the gate has no question to held-out text.
-    part = "" if settings.get("question") else "a quarter of "
+    part, needed = "a quarter of ", ""
+    if settings.get("question"):
+        part, needed = "", ", `model_version.gate.minimum_documents`"
     return (
         f". They hold {tokens:,} tokens, more than {part}`eval_metrics.held_out_tokens` "
         f"({limit:,}): at least {settings['minimum_documents']} independent ones are measured "
-        "(`eval_metrics.minimum_documents`, `model_version.gate.minimum_documents`)"
+        f"(`eval_metrics.minimum_documents`{needed})"
     )
 
 

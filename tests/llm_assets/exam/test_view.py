@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.assets.exam import answers_view, exam_view
+from llm_assets.assets.exam import answers_view, documents_agree_on_facts, exam_view
 from recipes.evaluation.exam import CLOSED_BOOK, METRIC, PLACEBO, QUESTIONS_NAME
 from recipes.evaluation.settings import TASK_SCORES_NAME
 
@@ -55,8 +55,11 @@ def test_the_line_of_an_exam_counts_the_facts_that_it_leaves_out(tmp_path: Path)
     def build(draft: Draft) -> None:
         (draft.path / QUESTIONS_NAME).write_text("")
         draft.stats |= {"questions": 4, "facts": 2, "untold": ["lamp: town"]}
-        draft.stats |= {"given_away": [], "contradicted": []}
+        draft.stats |= {"given_away": [], "contradicted": ["fan: town ('Oslo' in a, 'Cork' in b)"]}
 
     made, _ = Store(str(tmp_path)).make(Identity(kind="exam", code_version="1", inputs={}), build)
-    told = "4 questions about 2 facts; 1 more fact left out, the log says why"
+    told = "4 questions about 2 facts; 2 more facts left out, the log and its check say why"
     assert exam_view(made)["summary"] == told
+    checked = documents_agree_on_facts(made)
+    assert not checked.passed
+    assert "leaves out: fan: town ('Oslo' in a, 'Cork' in b). Correct" in str(checked.description)
