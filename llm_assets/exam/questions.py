@@ -164,25 +164,30 @@ def _find_stated(
     shortest one that names subject and value of a fact: it states the fact most plainly."""
     passages: list[Passage] = []
     telling: dict[Fact, Passage] = {}
+    for document, text in _train_documents(clean_corpus):
+        of_document = [
+            Passage(document, passage)
+            for passage in split_passages(text, words, overlap=words // 2)
+        ]
+        # All of them are searched, as retrieval would search them, whatever they state.
+        passages += of_document
+        # Most documents state none of the facts: asked of a whole document, that is known sooner
+        # than of its many passages.
+        for fact in facts:
+            if may_hold(text, fact.subject) and may_hold(text, fact.value):
+                matches = [one for one in of_document if states(one.text, fact)]
+                matches += [telling[fact]] if fact in telling else []
+                if matches:
+                    telling[fact] = min(matches, key=lambda one: (len(one.text), one.document))
+    return passages, telling
+
+
+def _train_documents(clean_corpus: str) -> Iterator[tuple[str, str]]:
+    """Id and text of every document that may be trained on."""
     columns = ["id", "text", "split"]
     for part in find_parts(clean_corpus, columns, "clean_corpus"):
         for row in part.read(columns).filter(pc.field("split") == "train").to_pylist():
-            text = row["text"]
-            of_document = [
-                Passage(row["id"], passage)
-                for passage in split_passages(text, words, overlap=words // 2)
-            ]
-            # All of them are searched, as retrieval would search them, whatever they state.
-            passages += of_document
-            # Most documents state none of the facts: asked of a whole document, that is known
-            # sooner than of its many passages.
-            for fact in facts:
-                if may_hold(text, fact.subject) and may_hold(text, fact.value):
-                    matches = [one for one in of_document if states(one.text, fact)]
-                    matches += [telling[fact]] if fact in telling else []
-                    if matches:
-                        telling[fact] = min(matches, key=lambda one: (len(one.text), one.document))
-    return passages, telling
+            yield row["id"], row["text"]
 
 
 def _why_untold(facts: Sequence[Fact], clean_corpus: str) -> dict[Fact, str]:
@@ -222,16 +227,14 @@ def _find_contradictions(
     others: dict[Fact, set[tuple[str, str]]] = defaultdict(set)
     regular: list[PlacedFact] = []
     subjects = {fact: fact.subject.casefold() for fact in stated}
-    columns = ["id", "text", "split"]
-    for part in find_parts(clean_corpus, columns, "clean_corpus"):
-        for row in part.read(columns).filter(pc.field("split") == "train").to_pylist():
-            text, lowered = row["text"], row["text"].casefold()
-            named = [fact for fact, subject in subjects.items() if may_hold(lowered, subject)]
-            for fact in named:
-                values = _values_told(text, wordings[fact])
-                others[fact].update((row["id"], value) for value in values)
-            if named:
-                regular += (PlacedFact(row["id"], *one) for one in regular_facts(text))
+    for document, text in _train_documents(clean_corpus):
+        lowered = text.casefold()
+        named = [fact for fact, subject in subjects.items() if may_hold(lowered, subject)]
+        for fact in named:
+            values = _values_told(text, wordings[fact])
+            others[fact].update((document, value) for value in values)
+        if named:
+            regular += (PlacedFact(document, *one) for one in regular_facts(text))
     facts = {_key(fact.subject, fact.relation): fact for fact in stated}
     nearest = [placed.headings[-1] for placed in regular]
     name_subjects(regular)
@@ -239,17 +242,13 @@ def _find_contradictions(
         for subject in {heading, placed.headings[-1]}:
             if found := facts.get(_key(subject, placed.relation)):
                 others[found].add((placed.document, placed.value))
-    contradictions = {}
-    for fact in stated:
-        differing = [
-            (document, value)
-            for document, value in others[fact]
-            # What is longer than all values is no other value, but a sentence that goes on.
-            if 0 < count_words(value) <= longest[fact.relation] and not _agree(value, fact.value)
-        ]
-        if differing:
-            contradictions[fact] = min(differing)
-    return contradictions
+    for fact, of_fact in others.items():
+        # What is longer than all values is no other value, but a sentence that goes on.
+        most = longest[fact.relation]
+        of_fact -= {
+            one for one in of_fact if count_words(one[1]) > most or _agree(one[1], fact.value)
+        }
+    return {fact: min(others[fact]) for fact in stated if others[fact]}
 
 
 _GAP = "\0"
