@@ -26,9 +26,16 @@ from recipes.evaluation.harness import load_tasks
 from recipes.model import base_model
 from recipes.sections import BUDGETS
 from serving.settings import bearer_token, listen
+from spark_jobs.read.bigquery import plan_query
 from spark_jobs.read.docstrings import find_package
 from spark_jobs.read.facts import open_facts
-from spark_jobs.read.settings import Facts, HuggingFaceDataset, PackageDocs
+from spark_jobs.read.settings import (
+    BigQuery,
+    Facts,
+    HuggingFaceDataset,
+    PackageDocs,
+    RawCorpusSettings,
+)
 
 PARAMETERS, TOKENS_PER_SECOND = 134_515_008, 60.0
 """Of training the model that `init` names: tokens per second per core with AVX2, as measured in
@@ -77,19 +84,7 @@ def find_needs(settings: PipelineSettings) -> Base:
         UserError: the run could not succeed: a source, a table of facts, a task or the base model
             is not there, rows are too long for the model, or the port is another's.
     """
-    for source in settings.raw_corpus.sources:
-        if isinstance(source, PackageDocs):
-            for name in source.packages:
-                find_package(name)
-        elif isinstance(source, Facts):
-            open_facts(source)
-        elif isinstance(source, HuggingFaceDataset):
-            is_folder = source.dataset.startswith(("/", ".", "~"))
-            if is_folder and not Path(source.dataset).expanduser().is_dir():
-                raise UserError(
-                    f"Source {source.name!r}: there is no folder {source.dataset}. Correct "
-                    "`dataset`."
-                )
+    find_sources(settings.raw_corpus)
     if settings.exam:
         read_tables(settings.exam)
     if settings.study:
@@ -119,6 +114,26 @@ def find_needs(settings: PipelineSettings) -> Base:
         if port and endpoint_status(settings) is None:
             listen(host, port).close()
     return base
+
+
+def find_sources(settings: RawCorpusSettings) -> None:
+    """Ask for every source but files, without reading it; raises UserError where one, or a column
+    of a table in BigQuery, is not there."""
+    for source in settings.sources:
+        if isinstance(source, PackageDocs):
+            for name in source.packages:
+                find_package(name)
+        elif isinstance(source, Facts):
+            open_facts(source)
+        elif isinstance(source, HuggingFaceDataset):
+            is_folder = source.dataset.startswith(("/", ".", "~"))
+            if is_folder and not Path(source.dataset).expanduser().is_dir():
+                raise UserError(
+                    f"Source {source.name!r}: there is no folder {source.dataset}. Correct "
+                    "`dataset`."
+                )
+        elif isinstance(source, BigQuery):
+            plan_query(source)
 
 
 def foresee(

@@ -7,6 +7,7 @@ bytes that were read stay for later reference.
 import json
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -35,48 +36,65 @@ ROWS_ELSEWHERE = {"VIEW": "a view", "EXTERNAL": "an external table"}
 def fingerprint_bigquery(source: BigQuery) -> str:
     """A hash that changes when the source's rows do.
 
-    With a watermark, it covers the number of rows and the highest watermark; without one, the etag,
-    the rows and the time of modification of each table that is read.
+    With a watermark, it covers the number of rows, the highest watermark and the columns' types;
+    without one, the etag, the rows and the time of modification of each table that is read.
 
     Raises:
-        UserError: the table, a column or a right is missing, the query would cost too much, or
-            without a watermark nothing would tell of new rows.
+        UserError: as `plan_query`; or the query would cost too much, or without a watermark nothing
+            would tell of new rows.
     """
+    plan = plan_query(source)
     if source.watermark_column:
         # As text: a watermark may be of any type, and its hash is that of JSON.
         highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
         statement = f"SELECT COUNT(*) AS documents, {highest} AS watermark FROM {source.origin}"
         (row,) = _run(source, statement)
-        state = {"documents": row["documents"], "watermark": row["watermark"]}
+        # A watermark says nothing of a column that is another one by now, under the old name.
+        types = [field.field_type for field in plan.schema]
+        state = {"documents": row["documents"], "watermark": row["watermark"], "types": types}
     else:
-        state = _tables(source)
+        state = _tables(source, plan)
     origin = {"table": source.table, "query": source.query}
     columns = {"id": source.id_column, "text": source.text_column}
     return hash_json({"origin": origin, "columns": columns, "state": state})
 
 
-def _tables(source: BigQuery) -> dict[str, Any]:
-    """Etag, rows and time of modification of each table that is read."""
-    from google.api_core.exceptions import GoogleAPICallError
-    from google.cloud.bigquery import Client, QueryJobConfig
+def plan_query(source: BigQuery) -> Any:
+    """What a query for the source's columns would read, by a dry run, which costs nothing.
 
-    client = Client(project=source.project, location=source.location)
-    names: list[Any] = [source.table]
-    try:
-        if source.query:
-            # A dry run costs nothing, and says which tables the query would read.
-            plan = client.query(source.query, job_config=QueryJobConfig(dry_run=True))
-            names = list(plan.referenced_tables)
-        if len(names) in (0, CUT_LIST):
-            why = f"{CUT_LIST}, and there may be more" if names else "none, as of `EXTERNAL_QUERY`"
-            raise UserError(
-                f"Of the tables that the query of source `{source.name}` reads, BigQuery lists "
-                f"{why}: new rows would go unnoticed. Name a column of the query that grows with "
-                "them in `watermark_column`, such as `ingested_at`."
-            )
+    Raises:
+        UserError: the table, a column or a right is missing, or the text column holds no text.
+    """
+    from google.cloud.bigquery import QueryJobConfig
+
+    named = {"id": source.id_column, "text": source.text_column}
+    named |= {"watermark": source.watermark_column} if source.watermark_column else {}
+    columns = ", ".join(f"`{column}` AS {name}" for name, column in named.items())
+    statement = f"SELECT {columns} FROM {source.origin}"
+    with _client(source) as client:
+        plan = client.query(statement, job_config=QueryJobConfig(dry_run=True))
+    text = plan.schema[1]
+    kind = f"ARRAY<{text.field_type}>" if text.mode == "REPEATED" else text.field_type
+    if kind != "STRING":
+        raise UserError(
+            f"Source `{source.name}`: the column `{source.text_column}` is {kind}, no text. Name "
+            "another one in `text_column`, or make it a STRING in `query`."
+        )
+    return plan
+
+
+def _tables(source: BigQuery, plan: Any) -> dict[str, Any]:
+    """Etag, rows and time of modification of each table that is read."""
+    names = list(plan.referenced_tables) if source.query else [source.table]
+    if len(names) in (0, CUT_LIST):
+        why = f"{CUT_LIST}, and there may be more" if names else "none, as of `EXTERNAL_QUERY`"
+        raise UserError(
+            f"Of the tables that the query of source `{source.name}` reads, BigQuery lists {why}: "
+            "new rows would go unnoticed. Name a column of the query that grows with them in "
+            "`watermark_column`, such as `ingested_at`."
+        )
+    with _client(source) as client:
         tables = [client.get_table(name) for name in names]
-    except GoogleAPICallError as error:
-        raise UserError(_explain(source, error)) from error
     for table in tables:
         if kind := ROWS_ELSEWHERE.get(table.table_type):
             raise UserError(
@@ -138,12 +156,7 @@ def read_exported(
 def _document(row: dict[str, Any], place: str, source: BigQuery) -> Document | Fault:
     if row["id"] is None:
         return Fault("no_id", f"{place}: no id under {source.id_column!r}.")
-    text = row["text"]
-    if text is not None and not isinstance(text, str):
-        column = source.text_column
-        kind = type(text).__name__
-        return Fault("no_text", f"{place}: {column!r} is no text, but {kind}; name another column.")
-    return Document(id=row["id"], text=text or "", source=source.name, place=place)
+    return Document(id=row["id"], text=row["text"] or "", source=source.name, place=place)
 
 
 def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None]) -> Files:
@@ -187,32 +200,47 @@ def export_statement(source: BigQuery, folder: str) -> str:
     )
 
 
+@contextmanager
+def _client(source: BigQuery) -> Iterator[Any]:
+    """A client of BigQuery; what Google refuses becomes a UserError."""
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.auth.exceptions import GoogleAuthError
+    from google.cloud.bigquery import Client
+
+    try:
+        yield Client(project=source.project, location=source.location)
+    except GoogleAPICallError as error:
+        raise UserError(_explain(source, error)) from error
+    except GoogleAuthError as error:
+        raise UserError(
+            f"BigQuery cannot be asked for source `{source.name}`: {error}\nSign in with: gcloud "
+            "auth application-default login"
+        ) from error
+
+
 def _run(source: BigQuery, statement: str) -> list[Any]:
     """The rows of a statement; a job that nobody waits for any more is cancelled."""
     from google.api_core.exceptions import GoogleAPICallError
-    from google.cloud.bigquery import Client, QueryJobConfig
+    from google.cloud.bigquery import QueryJobConfig
 
-    client = Client(project=source.project, location=source.location)
     # BigQuery bills by binary gigabytes.
     config = QueryJobConfig(maximum_bytes_billed=round(source.maximum_gigabytes_billed * 2**30))
-    try:
+    with _client(source) as client:
         job = client.query(statement, job_config=config)
         try:
             return list(job.result(timeout=JOB_SECONDS))
         except GoogleAPICallError:
             raise  # The job has ended by itself.
-        except BaseException:
+        except BaseException as error:
             # Ctrl-C among them: nobody waits for the job any more, and it costs.
             job.cancel()
-            raise
-    except TimeoutError as error:
-        raise UserError(
-            f"BigQuery did not finish job {job.job_id} of `{source.name}` within "
-            f"{JOB_SECONDS / 60:g} minutes, and it was cancelled. Read less with `query`, or give "
-            f"project {source.project} more slots, and ask again."
-        ) from error
-    except GoogleAPICallError as error:
-        raise UserError(_explain(source, error)) from error
+            if not isinstance(error, TimeoutError):
+                raise
+            raise UserError(
+                f"BigQuery did not finish job {job.job_id} of `{source.name}` within "
+                f"{JOB_SECONDS / 60:g} minutes, and it was cancelled. Read less with `query`, or "
+                f"give project {source.project} more slots, and ask again."
+            ) from error
 
 
 def _explain(source: BigQuery, error: Any) -> str:
@@ -230,4 +258,6 @@ def _explain(source: BigQuery, error: Any) -> str:
         )
     if error.code == 404:
         return f"{text}\nCheck `table` and `location: {source.location}`."
+    if error.code == 400:
+        return f"{text}\nCheck `id_column`, `text_column` and `watermark_column`, or `query`."
     return text

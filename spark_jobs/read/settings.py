@@ -314,9 +314,9 @@ class BigQuery(Settings):
     fails. Empty documents do not count toward it."""
     watermark_column: str | None = Field(default=None, pattern=COLUMN)
     """A column whose value grows when rows are added or changed, such as `ingested_at`. Together
-    with the number of rows, it shows whether the text has changed; without it, the modification
-    times of the tables do. A view as `table` needs it, and so do an external table and a query of
-    tables that BigQuery does not list, as behind `EXTERNAL_QUERY`."""
+    with the number of rows and the columns' types, it shows whether the text has changed; without
+    it, the modification times of the tables do. A view as `table` needs it, and so do an external
+    table and a query of tables that BigQuery does not list, as behind `EXTERNAL_QUERY`."""
     export: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[\w.=@+/-]*)?$")
     """Folder for the exported Parquet files, as `gs://bucket/folder`; its path may contain letters,
     digits and `/._=@+-`."""

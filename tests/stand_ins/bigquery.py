@@ -129,6 +129,8 @@ def _last_changed(content: dict[str, Any], changes: int) -> dict[str, Any]:
 
 def _listing_tables(job: dict[str, Any], asked: bytes) -> dict[str, Any]:
     """A dry run with the tables that its query reads (`JobStatistics2`), as Google lists them."""
+    if "error" in job:
+        return job
     query = json.loads(asked)["configuration"]["query"]["query"]
     fields = ("projectId", "datasetId", "tableId")
     found = sorted(set(re.findall(r"`([^`.]+)\.([^`.]+)\.([^`.]+)`", query)))

@@ -62,8 +62,8 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     """Check everything that a run needs.
 
     With `platform: local`: the text (read for up to a minute), the base model, the port and the
-    disk. Where anything runs on Google Cloud: permissions, APIs, billing, quotas, images, secrets
-    and the bucket.
+    disk. Where anything runs on Google Cloud: permissions, APIs, billing, quotas, images, secrets,
+    the bucket and the columns of BigQuery sources.
 
     \b
     Examples:
@@ -158,6 +158,7 @@ def _check_project(
     from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
     from llm_assets.cloud.setup.check import Uses
     from llm_assets.cloud.setup.check import check as check_project
+    from llm_assets.preflight.check import find_sources
 
     cloud = load_cloud_settings()
     runner = settings.training_place
@@ -188,6 +189,9 @@ def _check_project(
             f"{problems} of {len(findings)} checks failed. Fix each PROBLEM listed above; the keys "
             f"are those of {cloud_config_path()}."
         )
+    # With the rights that were asked for above; where this machine reads, it was done already.
+    if settings.platform != "local":
+        find_sources(settings.raw_corpus)
 
 
 def _smoke(

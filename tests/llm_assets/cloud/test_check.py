@@ -44,7 +44,15 @@ from llm_assets.config import CONFIG_VARIABLE
 from llm_assets.platform import build_resources
 from tests.conftest import Project
 from tests.llm_assets.cloud.conftest import pipeline_settings
-from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.bigquery import fill_table, running_bigquery
+from tests.stand_ins.google import (
+    BUCKET,
+    CUDA_IMAGE,
+    PROJECT,
+    SERVE_IMAGE,
+    SPARK_IMAGE,
+    LocalGoogle,
+)
 from tests.stand_ins.project import L4, cloud_settings, machine, write_cloud
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_gpus"
@@ -266,6 +274,26 @@ def test_programs_read_findings_and_estimates_as_json(
     for amount in ("nan", "inf", "1e400", "0"):
         refused = CliRunner().invoke(commands, ["estimate", "--tokens", amount])
         assert refused.exit_code == 2 and "--tokens" in refused.stderr, refused.output
+
+
+def test_a_column_that_a_table_of_bigquery_has_lost_is_told_before_a_run(
+    google: LocalGoogle,
+    settings: GoogleCloudSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = f"{PROJECT}.corpus.texts"
+    source = {"type": "bigquery", "table": table, "project": PROJECT, "text_column": "body"}
+    source |= {"watermark_column": "ingested_at", "export": f"gs://{BUCKET}/x"}
+    cloud, pipeline = tmp_path / "google_cloud.yaml", tmp_path / "manual.yaml"
+    cloud.write_text(yaml.safe_dump(settings.model_dump(mode="json")))
+    pipeline.write_text(yaml.safe_dump(PIPELINE | {"raw_corpus": {"sources": [source]}}))
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(pipeline))
+    with running_bigquery(PROJECT, google.mount) as client:
+        fill_table(client, table, {"a": "first"})
+        told = CliRunner().invoke(commands, ["check"])
+    assert told.exit_code == 1 and "Check `id_column`, `text_column`" in str(told.exception)
 
 
 UNKNOWN: dict[str, tuple[Break, list[str]]] = {

@@ -122,11 +122,29 @@ def test_rows_without_an_id_are_set_aside_and_named(client: "Client", tmp_path: 
     assert stats["documents"] == 2 and stats["dropped"] == {"no_id": 1}
 
 
-def test_a_column_that_is_no_text_is_named(client: "Client", tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER TABLE `{}` RENAME COLUMN text TO body", "(?s)text.*Check `id_column`, `text_col"),
+        ("ALTER TABLE `{}` DROP COLUMN text", "(?s)text.*Check `id_column`, `text_column`"),
+        (
+            "CREATE OR REPLACE TABLE `{0}` AS SELECT * REPLACE (LENGTH(text) AS text) FROM `{0}`",
+            "`text` is INTEGER, no text. Name another one in `text_column`",
+        ),
+        (
+            "CREATE OR REPLACE TABLE `{0}` AS SELECT * REPLACE ([text] AS text) FROM `{0}`",
+            "`text` is ARRAY<STRING>, no text",
+        ),
+    ],
+    ids=["renamed", "dropped", "numbers", "lists"],
+)
+def test_a_text_column_that_is_gone_or_no_text_is_told_though_no_row_is_new(
+    client: "Client", change: str, told: str
+) -> None:
     fill_table(client, TABLE, {"a": "first"})
-    source = settings(text_column="ingested_at", export=f"gs://{BUCKET}/no-text")
-    with pytest.raises(UserError, match="'ingested_at' is no text, but int; name another column"):
-        write_snapshot(RawCorpusSettings(sources=[source]), tmp_path / "raw")
+    client.query(change.format(TABLE)).result()
+    with pytest.raises(UserError, match=told):
+        fingerprint_bigquery(settings(watermark_column="ingested_at"))
 
 
 def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> None:
@@ -176,6 +194,7 @@ def test_missing_table_is_told_with_its_setting(client: "Client") -> None:
 VIEW = f"{PROJECT}.corpus.view"
 EDIT = f"UPDATE `{TABLE}` SET text = 'edited' WHERE id = 'a'"
 ADD = f"INSERT INTO `{TABLE}` (id, text, ingested_at) VALUES ('b', 'second', 2)"
+RETYPE = f"CREATE OR REPLACE TABLE `{TABLE}` AS SELECT * REPLACE (1 AS id) FROM `{TABLE}`"
 
 
 @pytest.mark.parametrize(
@@ -184,8 +203,9 @@ ADD = f"INSERT INTO `{TABLE}` (id, text, ingested_at) VALUES ('b', 'second', 2)"
         ({}, EDIT),
         ({"table": None, "query": f"SELECT id, text FROM `{TABLE}`"}, ADD),
         ({"table": VIEW, "watermark_column": "ingested_at"}, ADD),
+        ({"watermark_column": "ingested_at"}, RETYPE),
     ],
-    ids=["edited in place", "rows of a query", "rows of a view"],
+    ids=["edited in place", "rows of a query", "rows of a view", "another type of ids"],
 )
 def test_changes_are_noticed(client: "Client", source: dict, change: str) -> None:
     fill_table(client, TABLE, {"a": "first"})
