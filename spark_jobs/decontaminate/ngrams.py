@@ -28,6 +28,9 @@ COMMON_TEXTS, COMMON_CLUSTERS = 100, 2
 phrase, which says nothing of any text. Of clusters, few are enough: where a twentieth of the text
 is held out, what three share is in some sixty, such as a clause that all contracts have. It is
 trained on with any of them, so that it is no reason to drop one."""
+LEAST_NGRAMS = 8
+"""A share is of at least so many n-grams, or of all that a text has: of one that consists of set
+phrases but for an n-gram or two, these say nothing."""
 PAIRS_AT_ONCE = 1 << 24
 """Pairs of a document's n-gram and a text that has it; they take about 0.5 GB."""
 
@@ -78,7 +81,8 @@ class NGrams:
     texts: np.ndarray
     """int64: the text of each n-gram, by number."""
     sizes: np.ndarray
-    """int64: different n-grams in each text."""
+    """int64: of how many different n-grams in each text shares are; set phrases count only up to
+    `LEAST_NGRAMS`."""
     clusters: np.ndarray
     """uint64: the cluster of each held-out text, by a hash of its name; 0 for evaluation texts."""
     phrases: np.ndarray
@@ -102,11 +106,11 @@ class NGrams:
         return np.append(np.flatnonzero(run_starts(self.hashes)), len(self.hashes))
 
     def text_keys(self) -> np.ndarray:
-        """A hash of each text's n-grams: uint64, shape (texts,)."""
+        """A hash of each text's n-grams and size: uint64, shape (texts,)."""
         keys = np.zeros(len(self.sizes), np.uint64)
         # A sum, which wraps around at 2**64, is the same in any order of the n-grams.
         np.add.at(keys, self.texts, mix(self.hashes))
-        return keys
+        return keys + mix(self.sizes.astype(np.uint64))
 
     def without_phrases(self) -> "NGrams":
         """The same n-grams, but for set phrases."""
@@ -122,6 +126,7 @@ class NGrams:
         phrases = sorted_unique(np.concatenate([self.phrases, of_clusters, of_texts]))
         is_phrase = Lookup(phrases).find(self.hashes)
         sizes = self.sizes - np.bincount(self.texts[is_phrase], minlength=len(self.sizes))
+        sizes = np.maximum(sizes, np.minimum(self.sizes, LEAST_NGRAMS))
         rest = self.hashes[~is_phrase], self.texts[~is_phrase]
         return NGrams(*rest, sizes, self.clusters, phrases)
 
@@ -137,7 +142,8 @@ class NGrams:
         counts, of = (
             np.add.reduceat(one.astype(np.int64), shingles.offsets[:-1]) for one in (held, own)
         )
-        return np.maximum(counts / np.maximum(of, 1), covered)
+        least = np.minimum(np.diff(shingles.offsets), LEAST_NGRAMS)
+        return np.maximum(counts / np.maximum(of, least), covered)
 
     def common(self, shingles: Shingles) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Find pairs of a document and a text that share n-grams, and count the different ones.
@@ -198,7 +204,7 @@ def group_ngrams(ngrams: Shingles, clusters: Sequence[str] = ()) -> NGrams:
     """The n-grams of reference texts, from those of each text (`ngrams_of`).
 
     Args:
-        clusters: the cluster of each text, if they are held-out texts.
+        clusters: the cluster of each text, if they are held-out texts; empty for evaluation texts.
     """
     hashes, owners = each_once(ngrams.hashes, _owners(ngrams))
     count = len(ngrams.offsets) - 1
@@ -206,7 +212,8 @@ def group_ngrams(ngrams: Shingles, clusters: Sequence[str] = ()) -> NGrams:
     for place, cluster in enumerate(clusters):
         digest = hashlib.blake2b(cluster.encode(), digest_size=8).digest()
         # Never 0, and of 63 bits, as Spark has only signed numbers.
-        names[place] = int.from_bytes(digest, "little") >> 1 | 1
+        if cluster:
+            names[place] = int.from_bytes(digest, "little") >> 1 | 1
     none = np.empty(0, np.uint64)
     return NGrams(hashes, owners, np.bincount(owners, minlength=count), names, none)
 

@@ -25,6 +25,7 @@ from artifacts.storage import files
 from spark_jobs.decontaminate.ngrams import (
     COMMON_CLUSTERS,
     COMMON_TEXTS,
+    LEAST_NGRAMS,
     Lookup,
     NGrams,
     group_ngrams,
@@ -64,15 +65,19 @@ class PartOverlaps:
     ngrams_key: str
     key: str
     """Keys of `artifacts.cache.cache_key` for n-grams and for overlaps, but for the part."""
+    evaluation_sources: Sequence[str] = ()
+    """Sources of held-out text that makes no boilerplate: exams quote what they ask about."""
 
     @classmethod
-    def of(cls, size: int, folder: str | None) -> "PartOverlaps":
+    def of(
+        cls, size: int, folder: str | None, evaluation_sources: Sequence[str] = ()
+    ) -> "PartOverlaps":
         """Make it for n-grams of so many words."""
         ngrams_key, key = (
             cache_key(entry, __name__, ["numpy", "pyarrow"], ngram_size=size)
             for entry in ("n-grams", "overlaps")
         )
-        return cls(size, folder, ngrams_key, key)
+        return cls(size, folder, ngrams_key, key, evaluation_sources)
 
     def ngrams(
         self, name: str, ids: pa.ChunkedArray, texts: Callable[[], pa.ChunkedArray]
@@ -221,8 +226,12 @@ def _save(source: ReferenceTexts, overlaps: PartOverlaps, folder: str) -> dict[s
 def _read(source: ReferenceTexts, overlaps: PartOverlaps) -> NGrams:
     if isinstance(source, str):
         return load_ngrams(source)
-    documents = source.read(["cluster", "split"])
-    clusters = documents["cluster"].filter(pa.array(in_split(documents, "held_out")))
+    documents = source.read(["cluster", "split", "source"])
+    is_evaluation = pc.is_in(
+        documents["source"], pa.array(overlaps.evaluation_sources, pa.string())
+    )
+    clusters = pc.if_else(is_evaluation, "", documents["cluster"])
+    clusters = clusters.filter(pa.array(in_split(documents, "held_out")))
     return group_ngrams(overlaps.held_out_ngrams(source), clusters.to_pylist())
 
 
@@ -274,6 +283,7 @@ def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
     phrases = work.keep(phrases, "finding set phrases")
     joined = references.join(phrases, "ngram", "left")
     size = F.col("size") - F.count("is_phrase").over(Window.partitionBy("text"))
+    size = F.greatest(size, F.least("size", F.lit(LEAST_NGRAMS).cast("long")))
     rest = joined.withColumn("size", size).where("is_phrase is null")
     marked = phrases.select("ngram", *(F.lit(n).cast("long") for n in (SET_PHRASE, 0, 0)))
     return rest.select(*REFERENCE_SCHEMA.names).union(marked)

@@ -64,7 +64,7 @@ from spark_jobs.tokenize.tokenizer import (
     template_used,
 )
 
-CODE_VERSION = "13"
+CODE_VERSION = "14"
 CARD_NAME = "README.md"
 
 PACKING_OF: dict[Form, str] = {
@@ -100,6 +100,8 @@ class TokenizeSpec(BaseModel):
     """Versions of the libraries that decide the result; with others the program does not run."""
     evaluation_texts: list[str] = []
     """Text files as in `clean.job.CleanSpec`, which no replayed text may overlap with."""
+    evaluation_sources: tuple[str, ...] = ()
+    """Sources that the clean corpus's settings hold out as a whole."""
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
@@ -247,7 +249,7 @@ def _find_references(
         return None
     evaluation = save_evaluation_ngrams(spec.evaluation_texts, job.scratch, settings)
     sources: list[ReferenceTexts] = [*survey.with_held_out, *([evaluation] if evaluation else [])]
-    overlaps = PartOverlaps.of(settings.ngram_size, job.cache)
+    overlaps = PartOverlaps.of(settings.ngram_size, job.cache, spec.evaluation_sources)
     # Both ways give the same overlaps, so the bound is not part of the shards' identity.
     if survey.bytes["held_out"] <= spec.held_out_in_memory * 10**6:
         return send_references(job, overlaps, sources)
