@@ -10,9 +10,11 @@ import pyarrow.compute as pc
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Occurrence, find_occurrences
-from spark_jobs.clean.decide.decider import find_duplicates
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, find_listed
 from spark_jobs.clean.forgotten import read_similar
-from spark_jobs.runtime.parquet import find_rows
+from spark_jobs.decontaminate.ngrams import group_ngrams, ngrams_of
+from spark_jobs.runtime.parquet import find_parts, find_rows
+from spark_jobs.text import fold, sum_words
 from spark_jobs.tokenize.shards import find_overlap
 
 
@@ -36,6 +38,8 @@ class DocumentStory:
     """The cluster's dropped documents: rows of `decider.DUPLICATE_SCHEMA`."""
     overlap: float | None
     """Share of it that is held-out text, where it was left out for that."""
+    overlaps_with: str | None
+    """The held-out document that it has most in common with, if it was left out for any."""
     occurrences: list[Occurrence]
     """The rows that hold it."""
     absence: str
@@ -58,14 +62,19 @@ class DocumentStory:
         if self.survivor != self.id:
             return f"dropped; {self.survivor} is kept in its place"
         if self.overlap is not None:
-            return f"left out of training: {self.overlap:.0%} of it is held-out text"
+            most = f", the most of {self.overlaps_with}" if self.overlaps_with else ""
+            return f"left out of training: {self.overlap:.0%} of it is held-out text{most}"
         if self.occurrences:
             return "kept"
         return f"kept, but in no shard: {self.absence}"
 
 
 def explain_document(
-    clean_corpus: str, shards: str | None, stats: ShardStats | None, identifier: str
+    clean_corpus: str,
+    shards: str | None,
+    stats: ShardStats | None,
+    identifier: str,
+    ngram_size: int,
 ) -> DocumentStory:
     """Trace a document of the raw corpus.
 
@@ -74,16 +83,17 @@ def explain_document(
         shards: folder of the shards made of it, local; None where there are none yet.
         stats: the shards' stats.
         identifier: the document's id in the raw corpus.
+        ngram_size: words of the n-grams that the shards' text was compared by.
 
     Raises:
         UnknownDocument: the clean corpus knows no such document.
         UserError: it cannot be read, or was made without the document, which holds forgotten text.
     """
-    own = find_duplicates(clean_corpus, "id", pa.array([identifier])).to_pylist()
+    own = find_listed(clean_corpus, DUPLICATE_SCHEMA, "id", pa.array([identifier])).to_pylist()
     # Only dropped copies are listed: a document that is not may have survived.
     survivor = own[0]["survivor"] if own else identifier
     is_survivor = pc.field("id") == survivor
-    columns = ["id", "cluster", "source", "split", "text_hash"]
+    columns = ["id", "cluster", "source", "split", "text_hash", "text"]
     kept = find_rows(clean_corpus, "clean_corpus", is_survivor, columns, 1)
     if not kept:
         similar = read_similar(clean_corpus)
@@ -98,20 +108,41 @@ def explain_document(
             f"The clean corpus in {clean_corpus} has no document {identifier!r}, kept or dropped "
             f"as a copy. {advise_on_id(clean_corpus, identifier)}"
         )
-    members = find_duplicates(clean_corpus, "survivor", pa.array([survivor])).to_pylist()
+    members = find_listed(
+        clean_corpus, DUPLICATE_SCHEMA, "survivor", pa.array([survivor])
+    ).to_pylist()
+    text = kept[0].pop("text")
     occurrences: list[Occurrence] = []
-    overlap = None
+    overlap = overlaps_with = None
     if shards and stats:
         occurrences = find_occurrences(shards, stats, survivor)
         overlap = find_overlap(shards, survivor)
+    if overlap is not None:
+        overlaps_with = _find_held_out(clean_corpus, text, ngram_size)
     return DocumentStory(
         **kept[0] | {"id": identifier},
         survivor=survivor,
         merged=members,
         overlap=overlap,
+        overlaps_with=overlaps_with,
         occurrences=occurrences,
         absence=_absence(stats, kept[0]["source"]) if stats else "there are none of it yet",
     )
+
+
+def _find_held_out(clean_corpus: str, text: str, ngram_size: int) -> str | None:
+    """The held-out document that has most different n-grams of a text; the first of several."""
+    own = group_ngrams(ngrams_of(sum_words([fold(text)]), ngram_size))
+    columns, best, most = ["id", "text", "split"], None, 0
+    for part in find_parts(clean_corpus, columns, "clean_corpus"):
+        held_out = part.read(columns)
+        held_out = held_out.filter(pc.equal(held_out["split"], "held_out"))
+        texts = list(map(fold, held_out["text"].to_pylist()))
+        for documents, _, counts in own.common(ngrams_of(sum_words(texts), ngram_size)):
+            if counts.max(initial=0) > most:
+                place, most = int(counts.argmax()), int(counts.max())
+                best = held_out["id"][int(documents[place])].as_py()
+    return best
 
 
 def _absence(stats: ShardStats, source: str) -> str:

@@ -45,9 +45,10 @@ class DecontaminationSettings(Settings):
     without spaces between words, each character counts as a word."""
     maximum_overlap: float = Field(default=0.5, ge=0, le=1)
     """Maximum share of a document's n-grams that may appear in evaluation text, and of a single
-    evaluation text's n-grams that may appear in the document. Boilerplate, which held-out text of
-    three or more duplicate clusters contains, does not count. Overlaps below 0.5 are mostly set
-    phrases and parameter lists. 1 turns the check off, except for text to replay."""
+    evaluation text's n-grams that may appear in the document; a share is of at least 8, or of all
+    that a text has. Boilerplate, which held-out text of three or more duplicate clusters contains,
+    evaluation files of your own aside, does not count. Overlaps below 0.5 are mostly set phrases
+    and parameter lists. 1 turns the check off, except for text to replay."""
 
 
 class ClassifierSettings(Settings):
@@ -159,8 +160,6 @@ class CleanCorpusSettings(Settings):
     """Removal of documents that overlap with the general English text of the evaluation."""
     split: SplitSettings = SplitSettings()
     """How new text is divided into training, validation and held-out text."""
-    examples_per_reason: int = Field(default=3, ge=0)
-    """Maximum number of dropped documents that the UI shows for each reason."""
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> "CleanCorpusSettings":
@@ -189,7 +188,7 @@ class CleanCorpusSettings(Settings):
 
     def preparation(self) -> dict[str, Any]:
         """The settings that decide how a document is prepared, apart from all others."""
-        apart = {"examples_per_reason", "repeated_spans", "split"}
+        apart = {"repeated_spans", "split"}
         return {key: value for key, value in self.content().items() if key not in apart}
 
 

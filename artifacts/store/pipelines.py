@@ -92,6 +92,11 @@ class Pipeline:
         fingerprint = self.recorded(asset)
         return self.store.find_named(asset, fingerprint) if fingerprint else None
 
+    def find_before(self, asset: str) -> Artifact | None:
+        """The newest artifact before the asset's current one that is still there, if any is."""
+        others = (self.store.find_named(asset, name) for name in self.known(asset)[1:])
+        return next(filter(None, others), None)
+
     def recorded(self, asset: str) -> str | None:
         """The fingerprint on record as the asset's current one, be it still there or not."""
         return next(iter(self.known(asset)), None)

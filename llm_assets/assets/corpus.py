@@ -170,11 +170,6 @@ def raw_corpus(
 
 def clean_view(artifact: Artifact) -> dict[str, Any]:
     stats = artifact.stats
-    examples = [
-        (reason, example["id"], example["text"])
-        for reason, dropped in stats["dropped_examples"].items()
-        for example in dropped
-    ]
     sizes = {int(size): count for size, count in stats["cluster_sizes"].items()}
     lengths = {int(length): count for length, count in stats["length_histogram"].items()}
     looked_for = {}
@@ -195,7 +190,6 @@ def clean_view(artifact: Artifact) -> dict[str, Any]:
         "repaired_documents": stats["repaired"],
         "splits": table(["split", "documents"], stats["splits"].items()),
         "arrived": table(["slice", "held out", "validation", "training"], arrived),
-        "dropped_examples": table(["reason", "document", "begins with"], examples),
         "cluster_sizes": figures.bars(
             "Duplicate clusters by size", "documents in the cluster", "clusters", sizes
         ),
@@ -452,6 +446,9 @@ def tokenized_shards(
         identity = identity.extend(inputs={"general_english": general_digest})
         evaluation_texts.append(general_url)
 
+    # Those that this very text was divided by, whatever the pipeline file has now.
+    divided = clean_corpus.manifest.settings["split"]["sources"]
+
     def spec(output: str) -> tokenize.TokenizeSpec:
         return tokenize.TokenizeSpec(
             clean_corpus=clean_corpus.url,
@@ -462,6 +459,9 @@ def tokenized_shards(
             form=form,
             libraries=identity.libraries,
             evaluation_texts=evaluation_texts,
+            evaluation_sources=tuple(
+                name for name, split in divided.items() if split == "held_out"
+            ),
             cache=store.cache,
             held_out_in_memory=pipeline.settings.spark.held_out_in_memory,
         )

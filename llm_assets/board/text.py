@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -20,7 +19,12 @@ from llm_assets.forgetting.document import find_document, is_about
 from llm_assets.forgetting.forgotten_list import read_list
 from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.start import find_manifest, find_record
-from llm_assets.tracing.dropped import find_dropped
+from llm_assets.tracing.dropped import (
+    MOST_COMPARED,
+    find_changes,
+    find_dropped,
+    tell_held_back,
+)
 from llm_assets.tracing.explain import read_texts
 from llm_assets.tracing.training_text import in_unicode_form
 from recipes.data.records import SEEN_NAME, LineageRecord
@@ -82,9 +86,7 @@ def routes(board: Board) -> list[Route]:
         made_of = clean.manifest.inputs.get("raw_corpus", "") if clean else ""
         cleaned = board.store.find_named("raw_corpus", made_of)
         # The current one comes first, and is not a past one.
-        old, old_clean = (board.record.known(kind)[1:] for kind in ("raw_corpus", "clean_corpus"))
-        find_clean = partial(board.store.find_named, "clean_corpus")
-        before = next(filter(None, map(find_clean, old_clean)), None)
+        old, before = board.record.known("raw_corpus")[1:], board.record.find_before("clean_corpus")
         pair = [clean, before]
         words = request.query_params.get("search", "").strip()
         if len(words) > MOST_SEARCHED:
@@ -114,10 +116,11 @@ def routes(board: Board) -> list[Route]:
             "changes": board.remember(find_changes, pair, hidden) if all(pair) else {},
             "is_cleaned": raw and raw.fingerprint == made_of,
             "dropped": dropped,
+            "held_back": tell_held_back(clean.stats) if clean else "",
             "share": champion and champion.coverage is not None and describe_coverage(champion),
             "coverage": find_coverage(board),
             "most_times": MOST_TIMES,
-            "most_counted": MOST_COUNTED,
+            "most_compared": MOST_COMPARED,
             "search": words,
             "hits": search(clean, words) if clean and words else None,
             "most_hits": MOST_FOUND,
@@ -155,18 +158,6 @@ def routes(board: Board) -> list[Route]:
         page_at("/text/read", board, "read.html", show_read),
         page_at("/text/document", board, "document.html", show_document),
     ]
-
-
-def find_changes(clean: Artifact, before: Artifact, hidden: frozenset[str]) -> dict[str, list[str]]:
-    """Ids of the documents that an earlier corpus did not have, had with another text, or had."""
-    if max(clean.stats["documents"], before.stats["documents"]) > MOST_COUNTED:
-        return {}
-    columns = ["id", "text_hash"]
-    tables = (open_parts([one.url], columns).to_table(columns) for one in (clean, before))
-    now, then = (dict(zip(*table.to_pydict().values(), strict=True)) for table in tables)
-    edited = {one for one in now.keys() & then.keys() if now[one] != then[one]}
-    kinds = {"new": now.keys() - then.keys(), "edited": edited, "gone": then.keys() - now.keys()}
-    return {kind: sorted(ids - hidden) for kind, ids in kinds.items()}
 
 
 def find_coverage(board: Board) -> Coverage | None:

@@ -20,11 +20,12 @@ from llm_assets.registry.state import RegistryState
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from llm_assets.tracing.explain import Exposure, exposures
 from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, lessons_of
-from spark_jobs.clean.decide.decider import find_reasons
+from spark_jobs.clean.decide.decider import DROPPED_SCHEMA, find_listed
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, UnknownDocument, explain_document
 from spark_jobs.read.document import DERIVED
 from spark_jobs.runtime.parquet import open_parts, read_table
+from spark_jobs.settings import DecontaminationSettings
 
 _composed = partial(unicodedata.normalize, "NFC")
 
@@ -118,7 +119,9 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
     runs = all_runs(record.store, state)
     try:
         folder = str(shards.path) if shards else None
-        story = explain_document(corpus.url, folder, stats, identifier)
+        settings = shards.manifest.settings if shards else {}
+        limits = DecontaminationSettings.model_validate(settings.get("decontamination", {}))
+        story = explain_document(corpus.url, folder, stats, identifier, limits.ngram_size)
     except UserError as error:
         entries = [entry for entry in forgotten if entry.id == identifier]
         earlier = _earlier_texts(record, state, runs, identifier)
@@ -152,7 +155,8 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
 
 def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
     """Why no clean corpus has a document of this id; empty where the stages do not tell."""
-    if reason := find_reasons(clean.url, pa.array([identifier])).get(identifier):
+    for row in find_listed(clean.url, DROPPED_SCHEMA, "id", pa.array([identifier])).to_pylist():
+        reason = row["reason"]
         told = f"{reason.replace('_', ' ')} ({clean.stats['dropped'][reason]:,} in all)"
         return f"{identifier!r} was read and left out by cleaning: {told}."
     raw = store.find_named("raw_corpus", clean.manifest.inputs.get("raw_corpus", ""))

@@ -185,6 +185,12 @@ def codes_of(splits: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.asarray(places).astype(np.int64) + 1
 
 
+def is_apart(guard: Any, family_guard: Any, family_trained: Any) -> Any:
+    """Whether a cluster is apart from its family, the versions of one document, since that was in
+    another split. Each is largest codes (`ClusterFacts`), as arrays or as Spark's columns."""
+    return (guard > NONE) & ((family_trained > NONE) | (guard < family_guard))
+
+
 def by_source(sources: pa.ChunkedArray, settings: SplitSettings) -> np.ndarray:
     """Codes of the splits that the settings assign to sources; `NONE` for the others."""
     places = pc.index_in(sources, pa.array(list(settings.sources), pa.string())).fill_null(-1)

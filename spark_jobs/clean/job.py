@@ -32,12 +32,12 @@ from spark_jobs.clean.classify import check_models, label_fields
 from spark_jobs.clean.decide.by_spark import SparkDecider
 from spark_jobs.clean.decide.decider import (
     DECIDED_SCHEMA,
+    DROPPED_SCHEMA,
     TEMPLATE,
     DecidedDocuments,
     Decider,
     DecisionRun,
-    Example,
-    find_reasons,
+    find_listed,
     write_list,
 )
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
@@ -67,8 +67,7 @@ from spark_jobs.runtime.tasks import JobRun, map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 from spark_jobs.text import text_hash
 
-CODE_VERSION = "23"
-EXAMPLE_CHARACTERS = 160
+CODE_VERSION = "24"
 
 
 class CleanSpec(BaseModel):
@@ -107,9 +106,8 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
 
     Returns:
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
-        `dropped_bytes`, `dropped_examples` (reason to a few `id` and `text` beginnings), `repaired`
-        (documents whose encoding was, or that lost characters, also before, where U+FFFD shows it),
-        `cluster_sizes` (documents in a cluster to the clusters that
+        `dropped_bytes`, `repaired` (documents whose encoding was, or that lost characters, also
+        before, where U+FFFD shows it), `cluster_sizes` (documents in a cluster to the clusters that
         were found, whichever of them stay), `splits` (name to documents), `slice` (number of this
         corpus in its lineage), `slices` (that to split to documents), `past` (texts of earlier
         corpora that are none of its documents), `sources` (name to documents kept),
@@ -117,7 +115,7 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
         that), `candidate_pairs`, `verified_pairs`, `parts`, `parts_prepared` (the others were
         cached); with classifiers, `labels` (of each, label to documents kept); where there are
         such, `similar_to_forgotten` (the first documents that were left out since they hold
-        forgotten text: `id`, `forgotten`, `similarity`).
+        forgotten text: `id`, `forgotten`, `similarity`) and `held_back` (`_find_held_back`).
 
     Raises:
         UserError: there is no raw corpus, an id comes twice, no document is left, or very many hold
@@ -184,8 +182,8 @@ def _run(job: JobRun, spec: CleanSpec) -> dict[str, Any]:
         f"{stats['bytes'] / 1e6:,.1f} MB"
     )
     return stats | {
-        "dropped_examples": dropped_examples(outcome, parts),
         "slice": outcome.slice,
+        **_find_held_back(spec.output),
         **({"labels": labels} if labels else {}),
         "parts": len(parts),
         "parts_prepared": sum(part.is_new for part in parts),
@@ -335,20 +333,23 @@ def _write(
     return {name: dict(sorted(counts.items())) for name, counts in labels.items()}
 
 
-def dropped_examples(
-    outcome: DecidedDocuments, parts: list[PreparedPart]
-) -> dict[str, list[dict[str, str]]]:
-    """The examples of each reason, with the beginning of each text."""
+def _find_held_back(output: str) -> dict[str, Any]:
+    """New versions of text that judges (`history.GUARDED`), where there are such, as `held_back`.
 
-    def beginning(example: Example) -> str:
-        # The part with one of the few examples is read on the driver: tens of megabytes.
-        (text,) = parts[example.part].read_rows("text", pa.array([example.row])).to_pylist()
-        return str(text[:EXAMPLE_CHARACTERS])
-
-    return {
-        reason: [{"id": example.id, "text": beginning(example)} for example in examples]
-        for reason, examples in outcome.examples.items()
-    }
+    It has how many `documents` they are and, of the cluster with most of them, the `versions`, the
+    `first` one's id and the `original` that judges, which is None where that has left the sources.
+    """
+    held_back = find_listed(output, DROPPED_SCHEMA, "reason", pa.array([GUARDED]))
+    if not held_back.num_rows:
+        return {}
+    clusters = held_back.group_by("cluster").aggregate([("id", "count"), ("id", "min")])
+    order = [("id_count", "descending"), ("cluster", "ascending")]
+    (worst,) = clusters.sort_by(order).slice(0, 1).to_pylist()
+    condition = pc.field("cluster") == worst["cluster"]
+    judging = parquet.find_rows(output, "clean_corpus", condition, ["id"], 1)
+    told = {"documents": held_back.num_rows, "versions": worst["id_count"]}
+    original = judging[0]["id"] if judging else None
+    return {"held_back": told | {"first": worst["id_min"], "original": original}}
 
 
 def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str, object, object]]:
@@ -375,7 +376,8 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
         clean_corpus, "clean_corpus", pc.field("id").isin(ids), ["id", *columns], parquet.SAMPLED
     )
     kept = {row["id"]: [row[name] for name in columns] for row in clean_rows}
-    reasons = find_reasons(clean_corpus, ids)
+    dropped = find_listed(clean_corpus, DROPPED_SCHEMA, "id", ids)
+    reasons = dict(zip(*dropped.select(["id", "reason"]).to_pydict().values(), strict=True))
     passed_over = {*spec.forgotten.ids, *read_similar(clean_corpus)["id"].to_pylist()}
     for row in prepared.to_pylist():
         values = [row[name] for name in columns]

@@ -104,7 +104,9 @@ def test_the_share_that_was_read_does_not_count_the_tokens_that_were_trained_on(
     assert "bits per target (fewer are better; a target is a token of an answer" in told["training"]
 
 
-def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made: Project) -> None:
+def test_what_changed_and_what_is_held_back_or_left_out_is_on_the_screen(
+    made: Project, tmp_path: Path
+) -> None:
     raw, clean, shards = (made.current(kind) for kind in ASSETS[:3])
     told = dict(corpus_lines(raw, clean, shards))
     assert "left out" not in told and "again" not in told["tokens"]
@@ -113,6 +115,14 @@ def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made:
     assert told["left out"] == "20 that share text with what is held out"
     # As many documents are in the shards as before, so 20 of them come twice.
     assert "to train on (20 of them again, by `tokenized_shards.mixing`), " in told["tokens"]
+    rows = {"id": ["x", "y"], "text_hash": ["x", "y"], "source": ["manual", "old"]}
+    pq.write_table(pa.table(rows), tmp_path / "part-00000.parquet")
+    clean.stats["held_back"] = {"documents": 3, "versions": 2, "first": "b", "original": "a"}
+    before: Any = SimpleNamespace(url=str(tmp_path), stats={"documents": 2})
+    told = dict(corpus_lines(raw, clean, shards, before))
+    new = clean.stats["documents"]
+    assert told["changed"] == f"manual: {new:,} new, 1 gone; old: 1 gone"
+    assert told["held back"].startswith("3 new versions of documents that judge, the most (2) of")
     # Before the training, too, which may take hours.
     assert shards_view(shards)["summary"].endswith(" train on, 20 documents left out")
 

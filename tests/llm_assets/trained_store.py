@@ -150,7 +150,6 @@ def write_clean(draft: Draft, texts: Sequence[str]) -> None:
     draft.stats |= {
         "documents": len(texts),
         "dropped": {"too_short": 1},
-        "dropped_examples": {"too_short": [{"id": "manual/short", "text": texts[0]}]},
         "length_histogram": {"64": len(texts)},
         "splits": {"train": len(texts)},
     }

@@ -23,7 +23,7 @@ def test_a_document_is_traced_through_its_cluster_to_its_rows_and_an_unknown_one
     _, stats = make(spark, raw_corpus(raw), model_folder, tmp_path)
     shards = ShardStats(**stats)
 
-    story = explain_document(str(tmp_path / "clean"), str(tmp_path / "shards"), shards, "a7")
+    story = explain_document(str(tmp_path / "clean"), str(tmp_path / "shards"), shards, "a7", 13)
 
     assert story.survivor == "near"
     assert [(copy["id"], copy["reason"]) for copy in story.merged] == [("a7", "near_duplicate")]
@@ -33,20 +33,20 @@ def test_a_document_is_traced_through_its_cluster_to_its_rows_and_an_unknown_one
     held = [rows[row][1] for row in found.rows]
     assert any(segments["offset"].min() == 0 for segments in held)
     assert "near is kept in its place" in str(story)
-    before_shards = explain_document(str(tmp_path / "clean"), None, None, "near")
+    before_shards = explain_document(str(tmp_path / "clean"), None, None, "near", 13)
     assert "near: kept, but in no shard: there are none of it yet" in str(before_shards)
     halved = SHARDS.model_copy(update={"fraction": 0.5})
     half = ShardStats(
         **tokenize_corpus(spark, tmp_path / "clean", model_folder, tmp_path / "half", halved)
     )
     stories = [
-        str(explain_document(str(tmp_path / "clean"), str(tmp_path / "half"), half, identifier))
+        str(explain_document(str(tmp_path / "clean"), str(tmp_path / "half"), half, identifier, 13))
         for identifier, _ in raw
     ]
     left_out = [one for one in stories if "kept, but in no shard: not sampled, as 0.5 of" in one]
     assert len(left_out) == half.model_extra["left_out"]["not_sampled"] > 10
     with pytest.raises(UserError, match=r"no document 'b'"):
-        explain_document(str(tmp_path / "clean"), None, None, "b")
+        explain_document(str(tmp_path / "clean"), None, None, "b", 13)
     cut(tmp_path / "clean" / "part-00000.parquet")
     with pytest.raises(UserError, match=r"part-00000.parquet is not a readable .* doctor --repair"):
-        explain_document(str(tmp_path / "clean"), None, None, "near")
+        explain_document(str(tmp_path / "clean"), None, None, "near", 13)

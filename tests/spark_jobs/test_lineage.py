@@ -162,6 +162,23 @@ def test_copies_follow_the_split_that_the_text_was_in(
     assert after["like-trained"] == "train" and trained not in after
     assert after[held_out] == "held_out" and "like-held-out" not in after
     assert cleaned["dropped"] == {"copy_of_held_out": 1, "near_duplicate": 1}
+    of_all = {"documents": 1, "versions": 1, "first": "like-held-out", "original": held_out}
+    assert cleaned["held_back"] == of_all
+
+
+@pytest.mark.parametrize("documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)])
+def test_of_near_copies_those_that_came_last_are_trained_on_though_they_are_shorter(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, first: Path, documents_in_memory: int
+) -> None:
+    editions = [(f"b{number}", " ".join(text(number).split()[:-2])) for number in range(80)]
+    raw = raw_corpus([*FIRST, *editions])
+
+    make_clean(spark, raw, tmp_path, first, documents_in_memory=documents_in_memory)
+
+    assert splits(tmp_path) == {
+        name.replace("a", "b") if split == "train" else name: split
+        for name, split in splits(first).items()
+    }
 
 
 @pytest.mark.parametrize("documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)])
@@ -174,7 +191,7 @@ def test_what_is_measured_stays_though_longer_copies_of_it_come(
     stats = make_clean(spark, raw, tmp_path, first, documents_in_memory=documents_in_memory)
 
     assert splits(tmp_path) == splits(first) and stats["slices"].keys() == {"1"}
-    assert stats["dropped"]["exact_duplicate"] + stats["dropped"]["copy_of_held_out"] == 80
+    assert stats["dropped"] == {"exact_duplicate": 80} and "held_back" not in stats
 
 
 def changed(number: int, *places: int) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.clean.job import EXAMPLE_CHARACTERS
 from spark_jobs.clean.prepare import quality_filter
 from spark_jobs.settings import CleanCorpusSettings, QualityFilter
 from tests.spark_jobs.conftest import Corpus
@@ -42,20 +41,15 @@ def test_prose_passes_and_junk_goes_for_its_reason(name: QualityFilter) -> None:
         assert judge(text) == f"{name}:{reason}"
 
 
-def test_what_each_rule_dropped_is_counted_with_examples(
+def test_what_each_rule_dropped_is_counted(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
     menu = JUNK["fineweb"]["line_punct_ratio"]
     code = JUNK["c4"]["curly_bracket"]
-    settings = CleanCorpusSettings(
-        minimum_characters=1, quality_filters=["fineweb", "c4"], examples_per_reason=1
-    )
+    settings = CleanCorpusSettings(minimum_characters=1, quality_filters=["fineweb", "c4"])
     raw = raw_corpus([("prose", PROSE), ("code", code), ("menu1", menu), ("menu2", menu + "!")])
 
     stats = clean_corpus(spark, raw, tmp_path / "clean", settings)
 
     assert stats["dropped"] == {"c4:curly_bracket": 1, "fineweb:line_punct_ratio": 2}
     assert stats["dropped_bytes"]["c4:curly_bracket"] == len(code.encode())
-    assert stats["dropped_examples"]["fineweb:line_punct_ratio"] == [
-        {"id": "menu1", "text": menu[:EXAMPLE_CHARACTERS]}
-    ]

@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from artifacts.shards.format import ShardStats
 from spark_jobs.clean.job import CleanSpec, compare_documents
+from spark_jobs.explain import explain_document
 from spark_jobs.settings import (
     CleanCorpusSettings,
     NearDuplicateSettings,
@@ -115,7 +117,9 @@ def test_later_versions_follow_earlier_ones_by_either_decider(
             expected = {None}
         assert {after.get(f"c{number}_v4")} == expected
     assert {name: split for name, split in after.items() if name in before} == before
-    assert stats[0]["dropped"]["copy_of_held_out"]
+    held_back = stats[0]["held_back"]
+    assert held_back["documents"] == stats[0]["dropped"]["copy_of_held_out"] > 1
+    assert after[held_back["original"]] != "train" and held_back["first"].endswith("_v4")
     rows = clean_documents(tmp_path / f"{IN_MEMORY}").items()
     held_out = [(name, row["cluster"]) for name, row in rows if row["split"] == "held_out"]
     judging = of_family(dict(held_out))
@@ -165,3 +169,32 @@ def test_versions_of_a_near_copy_of_evaluation_text_stay(
 
     assert stats["dropped"] == {"near_duplicate": 12}
     assert {*splits(tmp_path / "clean")} == {name for name, _ in [*exam, *later]}
+
+
+@pytest.mark.parametrize("held_out_in_memory", [100, 0])
+def test_what_several_evaluation_files_quote_is_not_trained_on_and_one_of_them_is_named(
+    spark: SparkSession, model_folder: Path, tmp_path: Path, held_out_in_memory: int
+) -> None:
+    quoted, own = words("quoted", 30), [contract(number, 1) for number in range(20)]
+    exam = [(f"exam{number}", f"{quoted} {words(f'own{number}', 60)}") for number in range(3)]
+    (tmp_path / "raw").mkdir()
+    ids, texts = zip(*exam, ("quoting", f"{quoted} and so on"), *own, strict=True)
+    table = pa.table({"id": ids, "text": texts, "source": ["exam"] * 3 + ["manual"] * 21})
+    pq.write_table(table, tmp_path / "raw" / "part-00000.parquet")
+    split = SplitSettings(validation=0.15, held_out=1e-9, sources={"exam": "held_out"})
+    clean_corpus(spark, tmp_path / "raw", tmp_path / "clean", CleanCorpusSettings(split=split))
+
+    stats = tokenize_corpus(
+        spark,
+        tmp_path / "clean",
+        model_folder,
+        tmp_path / "shards",
+        TokenizedShardsSettings(sequence_length=64),
+        evaluation_sources=("exam",),
+        held_out_in_memory=held_out_in_memory,
+    )
+
+    assert sum(stats["removed_as_overlapping_held_out"].values()) == 1
+    folders = str(tmp_path / "clean"), str(tmp_path / "shards")
+    story = explain_document(*folders, ShardStats(**stats), "quoting", 13)
+    assert "90% of it is held-out text, the most of exam0" in str(story)

@@ -23,6 +23,7 @@ from llm_assets.config import PipelineSettings, command
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.registry.card import number
+from llm_assets.tracing.dropped import find_changes, tell_changes, tell_held_back
 from llm_assets.tracing.explain import Samples, form_shown, read_samples
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE, Metric, Rounds
@@ -55,8 +56,11 @@ def print_summary(
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     serves = f"{endpoint.get('url')} serves version {endpoint.get('version')}"
+    before = record.find_before("clean_corpus") if "clean_corpus" in stages else None
     for label, text in [
-        *corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
+        *corpus_lines(
+            current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"], before
+        ),
         *training_lines(current["checkpoint"], current["tokenized_shards"]),
         *evaluation_lines(current["eval_metrics"]),
         *exam_lines(current["eval_metrics"]),
@@ -85,8 +89,14 @@ def print_summary(
     )
 
 
-def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
-    """What became of the text: a label and a sentence each, with every document accounted for."""
+def corpus_lines(
+    raw: Artifact, clean: Artifact, shards: Artifact, before: Artifact | None = None
+) -> list[tuple[str, str]]:
+    """What became of the text: a label and a sentence each, with every document accounted for.
+
+    Args:
+        before: the clean corpus that this one has replaced, if it was just made.
+    """
     dropped, stats = clean.stats["dropped"], shards.stats
     reasons = [f"{reason.replace('_', ' ')} {count:,}" for reason, count in dropped.items()]
     tokens = sum(stats["tokens"][split] for split in SPLITS)
@@ -118,6 +128,9 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
             f"validate, {held_out:,} held out",
         ),
     ]
+    changes = tell_changes(find_changes(clean, before, ())) if before else ""
+    told = (("changed", changes), ("held back", tell_held_back(clean.stats)))
+    lines[-1:-1] = [(label, escape(shown(text))) for label, text in told if text]
     if documents := stats["documents"].get("replay", 0):
         text = f"{counted(stats['tokens']['replay'], 'token')} in "
         text += f"{counted(documents, 'document')} of other text; "

@@ -7,7 +7,6 @@ facts of a text's cluster come together, then it is decided what becomes of the 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ from pyspark.sql.types import StructType
 from spark_jobs.clean import history
 from spark_jobs.clean.decide import decider, pairs
 from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR, DecisionRun
-from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
+from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.read.document import are_row_numbers
 from spark_jobs.runtime.parquet import Part, PartRows
@@ -121,7 +120,6 @@ class SparkDecider(decider.Decider):
                 stay.select((F.length(F.bin("characters")) - 1).alias("value"))
             ),
             cluster_sizes=self._histogram(sizes),
-            examples=self._examples(fates, counted),
             slice=slice_,
             # Over no rows, the sum is null.
             exact_copies=exact[0]["copies"] or 0,
@@ -193,18 +191,6 @@ class SparkDecider(decider.Decider):
         """The different values of a frame's one column, `value`, and how often each occurs."""
         rows = self._work.collect(values.groupBy("value").count(), "counting")
         return {int(row["value"]): int(row["count"]) for row in rows}
-
-    def _examples(
-        self, fates: DataFrame, counted: list[dict[str, Any]]
-    ) -> dict[str, list[decider.Example]]:
-        examples = {}
-        # Forgotten text is never shown.
-        for reason in sorted({row["reason"] for row in counted} - {None, FORGOTTEN, SIMILAR}):
-            places = fates.where(F.col("reason") == reason).select("id", "part", "row")
-            places = places.orderBy("id").limit(self._run.settings.examples_per_reason)
-            rows = self._work.collect(places, "choosing examples")
-            examples[reason] = [decider.Example(**row) for row in rows]
-        return examples
 
 
 _PLACE = [("part", pa.int64()), ("row", pa.int64())]
@@ -422,9 +408,8 @@ def decide_survivors(
         # Negative, since the first text of both may be the same.
         single = F.when(F.max(force).over(of_cluster) > history.NONE, -1 - F.col("cluster"))
         own = own.withColumn("family", F.coalesce(single, "family"))
-        was_trained = F.max(trained).over(of_family) > history.NONE
-        is_less = F.col("own_guard") < F.max(guard).over(of_family)
-        is_apart = (F.col("own_guard") > history.NONE) & (was_trained | is_less)
+        largest_codes = (F.max(column).over(of_family) for column in (guard, trained))
+        is_apart = history.is_apart(F.col("own_guard"), *largest_codes)
         code = F.when(is_apart, F.col("own_guard")).otherwise(history.NONE)
         cluster = F.col("family") * len(history.NAMES) + code
         own = own.withColumn("cluster", cluster).drop("own_guard", "family")
@@ -437,9 +422,11 @@ def decide_survivors(
     rules = partial(_apply_rules, split=split)
     fates = together.mapInArrow(rules, _with_columns(together, _FATES))
     fates = work.keep(fates.drop(*facts.names, "groups"), "deciding splits")
-    # Eligible texts first, then long ones, then small ids; the smallest struct is the best.
+    # Eligible texts first, those of the newest corpus before others, then long ones, then small
+    # ids; the smallest struct is the best.
+    newest = F.when(F.col("eligible"), F.col("slice")).otherwise(0)
     order = F.struct(
-        (~F.col("eligible")).alias("is_refused"),
+        (-newest).alias("newest"),
         (-F.col("characters")).alias("characters"),
         *("id", "text"),
     )
@@ -516,7 +503,8 @@ def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
     of_template = F.col("neighbor").isNull() | (stands_for_it & F.col("is_best"))
     own = F.when(of_template, decider.TEMPLATE).when(stands_for_it, NEAR).otherwise(EXACT)
     reason = F.when(stands_for_it & F.col("stays"), F.lit(None)).otherwise(
-        F.coalesce("cluster_reason", own)
+        # What equals a text that stays is a copy of it and nothing else.
+        F.coalesce(F.when(~F.col("stays"), F.col("cluster_reason")), own)
     )
     is_sound = F.col("fault").isNull()
     # Faulty documents are joined with no text: most of them have the hash of an empty one.

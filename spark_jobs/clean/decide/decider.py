@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -105,14 +105,6 @@ class DecisionRun(JobRun):
     forgotten: ForgottenTexts
 
 
-class Example(NamedTuple):
-    """Where a document is."""
-
-    id: str
-    part: int
-    row: int
-
-
 @dataclass(frozen=True)
 class DecidedDocuments:
     """What was decided over all documents."""
@@ -135,8 +127,6 @@ class DecidedDocuments:
     characters."""
     cluster_sizes: dict[int, int]
     """Number of clusters by their number of documents, survivor included."""
-    examples: dict[str, list[Example]]
-    """The first dropped documents of each reason by id, as many as the settings show."""
     slice: int
     """Number of this corpus in its lineage, from 1."""
     exact_copies: int
@@ -187,8 +177,10 @@ DUPLICATE_SCHEMA = pa.schema(
 """A dropped copy: the document kept in its place, and the most similar document that was compared
 with it (Jaccard similarity of the shingle sets; 1 for an exact copy)."""
 
-DROPPED_SCHEMA = pa.schema([("id", pa.string()), ("reason", pa.string())])
-"""A document that was dropped, and is neither a copy nor left out for forgotten text."""
+DROPPED_SCHEMA = pa.schema([("id", pa.string()), ("reason", pa.string()), ("cluster", pa.string())])
+"""A document that was dropped, and is neither a copy nor left out for forgotten text; the cluster
+is null for one with a fault of its own. Older lists lack it."""
+DROPPED_FILES, DUPLICATE_FILES = "dropped-*.parquet", "duplicates*.parquet"
 LISTED_ELSEWHERE = (EXACT, NEAR, FORGOTTEN, SIMILAR)
 """Reasons of what is in other lists."""
 
@@ -217,20 +209,13 @@ def _write_file(
     return {}
 
 
-def find_reasons(clean_corpus: str, ids: pa.Array) -> dict[str, str]:
-    """Why documents were dropped, by id, but for those of other lists, as that of copies."""
-    reasons: dict[str, str] = {}
-    for url in parquet.list_files(clean_corpus, "dropped-*.parquet"):
-        dropped = parquet.read_table(url)
-        rows = dropped.filter(pc.is_in(dropped["id"], ids)).to_pylist()
-        reasons |= {row["id"]: row["reason"] for row in rows}
-    return reasons
-
-
-def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Table:
-    """Find the dropped copies with one of some values in a column: rows of `DUPLICATE_SCHEMA`."""
-    tables = [DUPLICATE_SCHEMA.empty_table()]
-    for url in parquet.list_files(clean_corpus, "duplicates*.parquet"):
-        copies = parquet.read_table(url, DUPLICATE_SCHEMA.names)
-        tables.append(copies.filter(pc.is_in(copies[column], values)).cast(DUPLICATE_SCHEMA))
-    return pa.concat_tables(tables)
+def find_listed(clean_corpus: str, schema: pa.Schema, column: str, values: pa.Array) -> pa.Table:
+    """Find rows of a list with one of some values in a column: of the list of dropped copies
+    (`DUPLICATE_SCHEMA`), or of that of other dropped documents (`DROPPED_SCHEMA`)."""
+    pattern = DROPPED_FILES if schema is DROPPED_SCHEMA else DUPLICATE_FILES
+    tables = [schema.empty_table()]
+    for url in parquet.list_files(clean_corpus, pattern):
+        rows = parquet.read_table(url)
+        tables.append(rows.filter(pc.is_in(rows[column], values)))
+    # What older lists lack is null.
+    return pa.concat_tables(tables, promote_options="default")

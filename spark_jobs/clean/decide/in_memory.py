@@ -1,7 +1,8 @@
 """Decides with a row of every document in the driver's memory: some 970 bytes each.
 
-The survivor is the longest document, and of several the one with the smallest id. Near-copies and
-texts of one template form a cluster, whose id is the smallest text hash of its members. Nothing
+Of equal texts, the survivor is the longest document, and of several the one with the smallest id;
+of near-copies, those that the newest corpus brought come first. Near-copies and texts of one
+template form a cluster, whose id is the smallest text hash of its members. Nothing
 depends on how the text is partitioned.
 
 Texts of earlier corpora that have left the sources are clustered with the others, so that a cluster
@@ -43,7 +44,7 @@ from spark_jobs.clean.decide.near_copies import (
     remember_pairs,
     shingle_sets,
 )
-from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
+from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.clean.history import (
     NAMES,
     NONE,
@@ -58,6 +59,7 @@ from spark_jobs.clean.history import (
     by_source,
     codes_of,
     decide,
+    is_apart,
     representative_rank,
 )
 from spark_jobs.clean.prepare import (
@@ -175,7 +177,6 @@ class InMemoryDecider(decider.Decider):
             # `frexp` has its fractions below 1, so its exponent is one more than that of the power.
             lengths=_histogram(np.frexp(stay["characters"].to_numpy())[1] - 1),
             cluster_sizes=_histogram(decided.cluster_sizes),
-            examples=_examples(documents, prepared.offsets, settings.examples_per_reason),
             slice=run.history.slice if run.history else 1,
             exact_copies=len(texts.members) - len(texts.representatives),
             near_copies=len(near.edges.left),
@@ -272,23 +273,6 @@ def _hashes_of(documents: pa.Table) -> np.ndarray:
 def _histogram(values: np.ndarray) -> dict[int, int]:
     different, counts = np.unique(values, return_counts=True)
     return dict(zip(different.tolist(), counts.tolist(), strict=True))
-
-
-def _examples(
-    documents: pa.Table, offsets: np.ndarray, count: int
-) -> dict[str, list[decider.Example]]:
-    examples: dict[str, list[decider.Example]] = {}
-    # Forgotten text is never shown, nor is text that is only on record.
-    unshown = {None, decider.PAST, FORGOTTEN, SIMILAR}
-    for reason in sorted({*pc.unique(documents["reason"]).to_pylist()} - unshown):
-        numbers = np.flatnonzero(pc.equal(documents["reason"], reason).fill_null(False))
-        ids = documents["id"].take(pa.array(numbers))
-        examples[reason] = []
-        for place in np.asarray(pc.sort_indices(ids))[:count].tolist():
-            part = int(np.searchsorted(offsets, numbers[place], side="right")) - 1
-            row = int(numbers[place] - offsets[part])
-            examples[reason].append(decider.Example(ids[place].as_py(), part, row))
-    return examples
 
 
 class Recorded(NamedTuple):
@@ -433,8 +417,8 @@ def decide_survivors(
         own = _largest(facts.for_cluster(), cluster)
         family = np.where(own.force > NONE, len(numbers) + cluster, family)
         of_family = _largest(facts.for_cluster(), family)
-        is_apart = (own.guard > NONE) & ((of_family.trained > NONE) | (own.guard < of_family.guard))
-        codes = len(NAMES) * family + np.where(is_apart, own.guard, NONE)
+        apart = is_apart(own.guard, of_family.guard, of_family.trained)
+        codes = len(NAMES) * family + np.where(apart, own.guard, NONE)
         cluster = np.unique(codes, return_inverse=True)[1]
     # Texts are in the order of their hashes, so the first names its cluster.
     named_by = pa.array(representatives[_first_of(cluster, numbers)])
@@ -443,8 +427,10 @@ def decide_survivors(
     groups = np.bincount(cluster, _first_of(near.component, numbers) == numbers)[cluster]
     fates = decide(facts, _largest(facts.for_cluster(), cluster), by_hash(names, split, groups))
 
-    # Of each group of near-copies the best eligible text stays, and all that stay in any case.
-    best = _survivors(documents, representatives, near.component, fates.eligible.astype(np.int64))
+    # Of each group of near-copies the best eligible text stays, and all that stay in any case: of
+    # those that came with the newest corpus, since what is added beside a document replaces it.
+    newest = np.where(fates.eligible, facts.slices, 0)
+    best = _survivors(documents, representatives, near.component, newest)
     stays = fates.stays | (fates.eligible & (best == numbers))
     survivor = np.where(stays, numbers, best)
 
@@ -457,7 +443,7 @@ def decide_survivors(
     represented = pa.array(text, mask=~stands)
     splits = pa.array(NAMES).take(pa.array(np.where(stays, fates.split, NONE)))
     columns = {
-        "cluster": pc.coalesce(names.take(text_of), documents["text_hash"]),
+        "cluster": names.take(text_of),
         "reason": _reasons(documents, text_of, stands, fates, stays, survivor == numbers),
         "split": splits.take(represented),
         "slice": pa.array(facts.slices).take(represented),
@@ -489,7 +475,8 @@ def _reasons(
     # A text that no other one replaces, and that still goes, goes for its template.
     of_text = pc.coalesce(fates.reason, pc.if_else(pa.array(is_best), decider.TEMPLATE, NEAR))
     of_text = pc.if_else(pa.array(stays), pa.scalar(None, pa.string()), of_text)
-    of_copy = pc.coalesce(fates.reason, EXACT)
+    # What equals a text that stays is a copy of it and nothing else.
+    of_copy = pc.if_else(pa.array(stays), EXACT, pc.coalesce(fates.reason, EXACT))
     reason = pc.if_else(pa.array(stands), of_text.take(text_of), of_copy.take(text_of))
     return pc.coalesce(pc.if_else(documents["past"], decider.PAST, reason), documents["fault"])
 

@@ -110,7 +110,7 @@ class SmallStore:
                 made = [{"id": one, "document": document_of(one)} for one in texts]
                 made_of = pa.Table.from_pylist(made, DERIVATION_SCHEMA)
                 pq.write_table(made_of, draft.path / DERIVATIONS_NAME)
-            draft.stats |= {"documents": len(texts), "dropped": {}, "dropped_examples": {}}
+            draft.stats |= {"documents": len(texts), "dropped": {}}
             draft.stats |= {"splits": {"train": len(texts)}}
 
         return self.make(kind, name, build, **inputs)

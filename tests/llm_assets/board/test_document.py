@@ -17,6 +17,7 @@ from llm_assets.cli.session import Session
 from llm_assets.cli.text.forget_plan import ForgetPlan, find_documents, tell_plan
 from llm_assets.forgetting.document import find_document
 from llm_assets.forgetting.forgotten_list import ForgottenDocument, add_to_list
+from llm_assets.tracing import dropped
 from spark_jobs.runtime.parquet import to_parquet
 from tests.llm_assets.board.conftest import SmallStore, board_of, client_of, page_of
 
@@ -184,7 +185,8 @@ def test_documents_that_are_new_edited_and_gone_since_the_corpus_before_are_list
     small.clean("2", {"valve": NOW, "third": "y", "same": "z"})
     shown = " ".join(re.sub(r"<[^>]*>", "", page_of(small, "/text")).split())
     assert "new: 1: third edited: 1: valve gone: 1: other Lengths" in shown
-    monkeypatch.setattr(text, "MOST_COUNTED", 2)
+    for module in (dropped, text):
+        monkeypatch.setattr(module, "MOST_COMPARED", 2)
     shown = page_of(small, "/text")
     assert "third" not in shown and "is told of clean corpora of up to 2 documents" in shown
 
