@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Occurrence, find_occurrences
-from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, find_listed
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, read_dropped
 from spark_jobs.clean.forgotten import read_similar
 from spark_jobs.decontaminate.ngrams import group_ngrams, ngrams_of
 from spark_jobs.runtime.parquet import find_parts, find_rows
@@ -89,7 +89,7 @@ def explain_document(
         UnknownDocument: the clean corpus knows no such document.
         UserError: it cannot be read, or was made without the document, which holds forgotten text.
     """
-    own = find_listed(clean_corpus, DUPLICATE_SCHEMA, "id", pa.array([identifier])).to_pylist()
+    own = read_dropped(clean_corpus, DUPLICATE_SCHEMA, "id", pa.array([identifier])).to_pylist()
     # Only dropped copies are listed: a document that is not may have survived.
     survivor = own[0]["survivor"] if own else identifier
     is_survivor = pc.field("id") == survivor
@@ -108,7 +108,7 @@ def explain_document(
             f"The clean corpus in {clean_corpus} has no document {identifier!r}, kept or dropped "
             f"as a copy. {advise_on_id(clean_corpus, identifier)}"
         )
-    members = find_listed(
+    members = read_dropped(
         clean_corpus, DUPLICATE_SCHEMA, "survivor", pa.array([survivor])
     ).to_pylist()
     text = kept[0].pop("text")

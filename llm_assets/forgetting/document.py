@@ -20,7 +20,7 @@ from llm_assets.registry.state import RegistryState
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from llm_assets.tracing.explain import Exposure, exposures
 from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, lessons_of
-from spark_jobs.clean.decide.decider import DROPPED_SCHEMA, find_listed
+from spark_jobs.clean.decide.decider import DROPPED_SCHEMA, read_dropped
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, UnknownDocument, explain_document
 from spark_jobs.read.document import DERIVED
@@ -155,7 +155,7 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
 
 def _left_out(store: Store, clean: Artifact, identifier: str) -> str:
     """Why no clean corpus has a document of this id; empty where the stages do not tell."""
-    for row in find_listed(clean.url, DROPPED_SCHEMA, "id", pa.array([identifier])).to_pylist():
+    for row in read_dropped(clean.url, DROPPED_SCHEMA, "id", pa.array([identifier])).to_pylist():
         reason = row["reason"]
         told = f"{reason.replace('_', ' ')} ({clean.stats['dropped'][reason]:,} in all)"
         return f"{identifier!r} was read and left out by cleaning: {told}."

@@ -38,7 +38,7 @@ from recipes.evaluation.exam import QUESTIONS_NAME
 from recipes.evaluation.settings import SAMPLES_NAME
 from recipes.spec import BEST_NAME, SPEC_NAME
 from serving.state import Desired, StateFolder
-from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, find_listed
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, read_dropped
 from spark_jobs.clean.history import read_history
 from spark_jobs.read.document import DERIVED, document_of
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts
@@ -196,7 +196,7 @@ def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> s
         matches.update(history.documents.filter(has_text)["id"].to_pylist())
     # Copies have no row of text here, but the raw corpus still has theirs.
     survivors = pa.array(sorted(matches | set(ids)), pa.string())
-    copies = find_listed(corpus.url, DUPLICATE_SCHEMA, "survivor", survivors)
+    copies = read_dropped(corpus.url, DUPLICATE_SCHEMA, "survivor", survivors)
     return matches | set(copies["id"].to_pylist())
 
 

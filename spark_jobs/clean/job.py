@@ -37,7 +37,7 @@ from spark_jobs.clean.decide.decider import (
     DecidedDocuments,
     Decider,
     DecisionRun,
-    find_listed,
+    read_dropped,
     write_list,
 )
 from spark_jobs.clean.decide.in_memory import InMemoryDecider
@@ -339,7 +339,7 @@ def _find_held_back(output: str) -> dict[str, Any]:
     It has how many `documents` they are and, of the cluster with most of them, the `versions`, the
     `first` one's id and the `original` that judges, which is None where that has left the sources.
     """
-    held_back = find_listed(output, DROPPED_SCHEMA, "reason", pa.array([GUARDED]))
+    held_back = read_dropped(output, DROPPED_SCHEMA, "reason", pa.array([GUARDED]))
     if not held_back.num_rows:
         return {}
     clusters = held_back.group_by("cluster").aggregate([("id", "count"), ("id", "min")])
@@ -376,7 +376,7 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
         clean_corpus, "clean_corpus", pc.field("id").isin(ids), ["id", *columns], parquet.SAMPLED
     )
     kept = {row["id"]: [row[name] for name in columns] for row in clean_rows}
-    dropped = find_listed(clean_corpus, DROPPED_SCHEMA, "id", ids)
+    dropped = read_dropped(clean_corpus, DROPPED_SCHEMA, "id", ids)
     reasons = dict(zip(*dropped.select(["id", "reason"]).to_pydict().values(), strict=True))
     passed_over = {*spec.forgotten.ids, *read_similar(clean_corpus)["id"].to_pylist()}
     for row in prepared.to_pylist():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, find_listed
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, read_dropped
 from spark_jobs.settings import (
     CleanCorpusSettings,
     SplitSettings,
@@ -343,7 +343,7 @@ def test_another_text_of_a_template_is_no_copy(
     kept = pa.array(sorted(splits(tmp_path / "clean").keys() & {*texts, *twice}), pa.string())
     assert len(kept) == 5
 
-    copies = find_listed(str(tmp_path / "clean"), DUPLICATE_SCHEMA, "survivor", kept).to_pylist()
+    copies = read_dropped(str(tmp_path / "clean"), DUPLICATE_SCHEMA, "survivor", kept).to_pylist()
 
     pairs = [{row["id"], row["survivor"]} for row in copies]
     assert len(pairs) == 5 and all(

@@ -25,7 +25,7 @@ from llm_assets.forgetting.forgotten_list import (
 )
 from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.training_text import all_runs
-from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, find_listed
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, read_dropped
 from spark_jobs.clean.forgotten import (
     COMMON_DOCUMENTS,
     FEWEST_NGRAMS,
@@ -117,10 +117,10 @@ def make_plan(
     record, state = session.record, session.registry.state()
     clean = record.current("clean_corpus")
     # A document that is named may be a copy itself: then those of its survivor are meant.
-    own = find_listed(clean.url, DUPLICATE_SCHEMA, "id", pa.array(new_ids, pa.string()))
+    own = read_dropped(clean.url, DUPLICATE_SCHEMA, "id", pa.array(new_ids, pa.string()))
     survivors = pa.array(sorted({*new_ids, *own["survivor"].to_pylist()}), pa.string())
     copies: Rows = defaultdict(list)
-    for row in find_listed(clean.url, DUPLICATE_SCHEMA, "survivor", survivors).to_pylist():
+    for row in read_dropped(clean.url, DUPLICATE_SCHEMA, "survivor", survivors).to_pylist():
         copies[row["survivor"]].append(row)
     survivor_of = {row["id"]: survivor for survivor, rows in copies.items() for row in rows}
     documents = _look_up(session, clean, new_ids, survivor_of)

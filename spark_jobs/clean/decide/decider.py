@@ -209,8 +209,8 @@ def _write_file(
     return {}
 
 
-def find_listed(clean_corpus: str, schema: pa.Schema, column: str, values: pa.Array) -> pa.Table:
-    """Find rows of a list with one of some values in a column: of the list of dropped copies
+def read_dropped(clean_corpus: str, schema: pa.Schema, column: str, values: pa.Array) -> pa.Table:
+    """The rows of a list with one of some values in a column: of the list of dropped copies
     (`DUPLICATE_SCHEMA`), or of that of other dropped documents (`DROPPED_SCHEMA`)."""
     pattern = DROPPED_FILES if schema is DROPPED_SCHEMA else DUPLICATE_FILES
     tables = [schema.empty_table()]
@@ -218,4 +218,4 @@ def find_listed(clean_corpus: str, schema: pa.Schema, column: str, values: pa.Ar
         rows = parquet.read_table(url)
         tables.append(rows.filter(pc.is_in(rows[column], values)))
     # What older lists lack is null.
-    return pa.concat_tables(tables, promote_options="default")
+    return pa.concat_tables(tables, promote_options="permissive")
