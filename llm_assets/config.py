@@ -232,7 +232,7 @@ class PipelineSettings(Settings):
 
     @property
     def form(self) -> Form:
-        """What the corpus consists of, apart from text to replay."""
+        """What the corpus consists of, apart from plain text beside conversations."""
         return self.checkpoint.form
 
     @property
@@ -268,14 +268,26 @@ class PipelineSettings(Settings):
                 f"take the assignments to `replay` ({', '.join(sorted(replayed))}) out of "
                 "`clean_corpus.split.sources`"
             )
-        for name, form in self.raw_corpus.forms.items():
-            expected = "pretraining" if name in replayed else self.checkpoint.form
-            if form != expected:
-                raise ValueError(
-                    f"the recipe {self.checkpoint.recipe} learns from {FORM_WORDS[expected]}, but "
-                    f"the source {name!r} contains {FORM_WORDS[form]}; set its `examples` to "
-                    "the columns of an example"
+        form, places = self.checkpoint.form, self.clean_corpus.split.sources
+        for name, held in self.raw_corpus.forms.items():
+            place, is_text = places.get(name), held == "pretraining"
+            is_beside = is_text and place == "train" and form == "conversations"
+            if is_beside or held == ("pretraining" if place == "replay" else form):
+                continue
+            way_out = "set its `examples` to the columns of an example"
+            if place == "replay":
+                way_out = "it can replay plain text alone: take the source out of `replay`"
+            elif is_text and form == "conversations":
+                way_out += (
+                    ", or assign it to `train` in `clean_corpus.split.sources`, where all of its "
+                    "text is learned beside them"
                 )
+            elif is_text:
+                way_out += ", or take it out: no plain text is learned beside them"
+            raise ValueError(
+                f"the recipe {self.checkpoint.recipe} learns from {FORM_WORDS[form]}, but "
+                f"the source {name!r} contains {FORM_WORDS[held]}; {way_out}"
+            )
         return self
 
     @model_validator(mode="after")

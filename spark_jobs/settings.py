@@ -112,7 +112,8 @@ class SplitSettings(Settings):
     )
     """Maps a source to the split for all its text, such as `held_out` for evaluation files of your
     own; their near-copies are kept out of training, too. Other new text is trained on if it is a
-    near-copy of text assigned to `train`. `replay` is general text that training replays at
+    near-copy of text assigned to `train`, where plain text may also stand beside conversations: all
+    of it is learned. `replay` is general text that training replays at
     `checkpoint.replay_share`; a replay document that is a near-copy of another source's text, or
     shares even one n-gram with evaluation text, is left out. Texts of one template count as
     near-copies here."""

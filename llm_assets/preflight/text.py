@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from artifacts.examples import Form
 from artifacts.progress import counted
 from artifacts.storage.files import is_local
 from artifacts.store.store import Store
@@ -41,6 +42,8 @@ class TextEstimate(TextSurvey):
     """The same with copies and short ones, as a raw corpus counts them."""
     tokens_to_train: float = 0.0
     """Approximate tokens of the rows that what falls into the train split fills."""
+    tokens_divided: float = 0.0
+    """The same of all that is divided into splits, whichever it falls into."""
     unseen: list[str] = field(default_factory=list)
     """Sources that were not looked at, but for those that are replayed."""
 
@@ -106,12 +109,12 @@ def merge_places(messages: Iterable[str]) -> list[str]:
     return merged
 
 
-def row_tokens(settings: PipelineSettings, text: TextSurvey) -> float:
-    """Approximate tokens of the rows that a text fills."""
-    if settings.form in ("pretraining", "conversations"):
-        return text.tokens + (settings.form == "conversations") * CHAT_TOKENS * text.documents
+def row_tokens(settings: PipelineSettings, form: Form, text: TextSurvey) -> float:
+    """Approximate tokens of the rows that a text of such a form fills."""
+    if form in ("pretraining", "conversations"):
+        return text.tokens + (form == "conversations") * CHAT_TOKENS * text.documents
     # Each example has a row of its own.
-    return text.documents * settings.tokenized_shards.row_tokens(settings.form)
+    return text.documents * settings.tokenized_shards.row_tokens(form)
 
 
 def look_at(
@@ -150,14 +153,15 @@ def look_at(
         # A run would end with these faults after it has read everything.
         judge_faults(source, result.read, result.faults, result.messages)
         place = places.get(source.name)
+        tokens = row_tokens(settings, settings.raw_corpus.forms[source.name], result)
         if place == "held_out":
             text.held_out += result.documents
         elif place == "train":
-            text.tokens_to_train += row_tokens(settings, result)
+            text.tokens_to_train += tokens
         elif place is None:
             text.documents += result.documents
-            share = 1 - split.validation - split.held_out
-            text.tokens_to_train += share * row_tokens(settings, result)
+            text.tokens_divided += tokens
+            text.tokens_to_train += (1 - split.validation - split.held_out) * tokens
         if place != "replay":
             text.usable += result.documents
             text.in_sources += result.documents + result.copies + result.short

@@ -45,6 +45,8 @@ TOKENIZED_SCHEMA = pa.schema(
 and end included, `absent` counts bytes that the vocabulary cannot express. Of an example,
 `targets` marks the tokens that are learnt, a byte each; `left_out` says why it is not used."""
 
+WITHOUT_ANSWERS = "without_answers"
+"""Why plain text that was once held out or validated on is not used beside conversations."""
 CUT = "cut"
 """Counted beside the reasons why examples are left out: those that were cut, and are used."""
 
@@ -106,7 +108,12 @@ def tokenize_part(
         if plan.form == "pretraining":
             return _tokenize(chosen, tokenizer, plan)
         lines = part.read(["example"])["example"].take(places)
-        _refuse_plain_text(documents.take(places), lines, plan)
+        if plan.form != "conversations" and lines.null_count:
+            raise UserError(
+                f"Document {chosen['id'].filter(lines.is_null())[0].as_py()!r} is plain text, "
+                f"beside which no {plan.form} are learned. Set `examples` of its source, or take "
+                "the source out of `raw_corpus.sources`."
+            )
         return _tokenize_examples(chosen, lines, tokenizer, plan)
 
     tokens = cached_rows(overlaps.folder, entry_key(key, name), ids, tokenize)
@@ -192,7 +199,7 @@ def _tokenize_examples(
     for identifier, line, row in zip(
         documents["id"].to_pylist(), lines.to_pylist(), plain, strict=True
     ):
-        # Among examples, text to replay is plain text, and stays as it was tokenized.
+        # Plain text beside conversations stays as it was tokenized.
         if line is not None:
             encoded = encoder.encode(read_example(line), identifier)
             row |= {
@@ -203,16 +210,6 @@ def _tokenize_examples(
             }
         rows.append(row)
     return pa.Table.from_pylist(rows, TOKENIZED_SCHEMA)
-
-
-def _refuse_plain_text(documents: pa.Table, lines: pa.ChunkedArray, plan: ShardPlan) -> None:
-    plain = np.asarray(lines.is_null()) & ~in_split(documents, "replay")
-    if plain.any():
-        name = documents["id"][int(np.argmax(plain))].as_py()
-        raise UserError(
-            f"Document {name!r} is plain text, where the corpus consists of {plan.form}. Set "
-            "`examples` of its source, or assign the source to `replay`."
-        )
 
 
 def _choose(documents: pa.Table, overlap: np.ndarray, plan: ShardPlan) -> tuple[pa.Table, pa.Table]:
@@ -230,7 +227,12 @@ def _choose(documents: pa.Table, overlap: np.ndarray, plan: ShardPlan) -> tuple[
     copies = plan.mixing.copies(documents)
     nothing = pa.scalar(None, pa.string())
     not_sampled = pc.if_else(pa.array(copies == 0), NOT_SAMPLED, nothing)
-    left_out = pc.coalesce(documents["left_out"], not_sampled)
+    # On record as text that judges, from when plain text was learned, it may never be trained on.
+    judges = in_split(documents, "held_out") | in_split(documents, "validation")
+    is_plain = documents["targets"].is_null().to_numpy()
+    without = pa.array(judges & is_plain & (plan.form == "conversations"))
+    no_answers = pc.if_else(without, WITHOUT_ANSWERS, nothing)
+    left_out = pc.coalesce(documents["left_out"], no_answers, not_sampled)
     documents = _replace(documents, "left_out", left_out)
     # What is left out is counted once, however often it would have been seen.
     copies = np.where(left_out.is_valid(), 1, copies)

@@ -95,7 +95,7 @@ class TokenizeSpec(BaseModel):
     """Folder that the shards are written into."""
     settings: TokenizedShardsSettings
     form: Form = "pretraining"
-    """What the corpus consists of, text to replay aside."""
+    """What the corpus consists of, plain text beside conversations aside."""
     libraries: dict[str, str] = {}
     """Versions of the libraries that decide the result; with others the program does not run."""
     evaluation_texts: list[str] = []

@@ -189,6 +189,16 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
             "take the assignments to `replay` \\(general\\) out of",
         ),
         (
+            "checkpoint: {recipe: fine_tuning}",
+            "learns from conversations, but the source 'manuals' contains plain text; set its "
+            "`examples` to .*, or assign it to `train` in `clean_corpus.split.sources`, where all",
+        ),
+        (
+            "checkpoint: {recipe: classification}\n"
+            "clean_corpus: {split: {sources: {manuals: train}}}",
+            "'manuals' contains plain text; .* or take it out: no plain text is learned beside",
+        ),
+        (
             "checkpoint: {replay_share: 0.25}",
             "`checkpoint.replay_share` is 0.25, but no source .* `replay` .* Sources: manuals$",
         ),

@@ -3,12 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.examples import write_example
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet, list_documents, read_tokens
 from spark_jobs.settings import (
     DecontaminationSettings,
     SourceMix,
@@ -80,6 +84,7 @@ def test_one_source_is_told_one_thing() -> None:
 def test_examples_that_are_left_out_or_cut_count_once_however_often_they_were_to_be_seen(
     spark: SparkSession, tmp_path: Path
 ) -> None:
+    """Of plain text beside them, all is learned, but for what judged when it alone was learned."""
     chat_model(tmp_path / "model")
     answers = [f"Valve {number} opens every week." for number in range(30)]
     answers += [f"{'It says so: valve! ' * 20}{number}" for number in range(4)]
@@ -88,13 +93,15 @@ def test_examples_that_are_left_out_or_cut_count_once_however_often_they_were_to
         {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]}
         for answer in answers
     ]
-    ids = [f"chat/{number}" for number in range(len(answers))]
-    sources = ["chat"] * len(answers)
-    table = clean_table(ids, answers, sources, SplitSettings(validation=0.1, held_out=0.1))
-    split = [["validation", "validation", "held_out", *["train"] * (len(answers) - 3)]]
+    lines = [*map(write_example, examples), None, None, None]
+    texts = [*answers, *(f"Page {number} of a handbook. " * 30 for number in range(3))]
+    ids = [f"text/{number}" for number in range(len(texts))]
+    sources = ["chat"] * len(answers) + ["handbook"] * 3
+    table = clean_table(ids, texts, sources, SplitSettings(validation=0.1, held_out=0.1))
+    split = [["validation", "validation", "held_out", *["train"] * (len(texts) - 4), "held_out"]]
     table = table.set_column(table.schema.get_field_index("split"), "split", split)
-    table = table.append_column("example", [list(map(write_example, examples))])
-    table = table.append_column("label", [[None] * len(answers)])
+    table = table.append_column("example", [lines])
+    table = table.append_column("label", [[None] * len(texts)])
     (tmp_path / "clean").mkdir()
     pq.write_table(table, tmp_path / "clean" / "part-00000.parquet")
     settings = TokenizedShardsSettings(
@@ -112,7 +119,12 @@ def test_examples_that_are_left_out_or_cut_count_once_however_often_they_were_to
         form="conversations",
     )
 
-    assert stats["left_out"] == {"holds_special_token": 3}
+    assert stats["left_out"] == {"holds_special_token": 3, "without_answers": 1}
     assert stats["cut_examples"] == 4
-    assert stats["documents"]["train"] == 3 * 31
+    assert stats["documents"]["train"] == 3 * 31 + 2
+    shards = ShardSet(tmp_path / "shards", ShardStats(**stats), "train")
+    listed = list_documents(shards)
+    pages = listed.filter(pc.equal(listed["source"], "handbook"))
+    marks = np.concatenate(read_tokens(shards, pages, "targets"))
+    assert marks.all() and len(marks) == stats["tokens_by_source"]["handbook"] > 3 * 64
     assert stats["chat_template"] == CHAT_TEMPLATE

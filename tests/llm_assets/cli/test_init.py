@@ -311,8 +311,9 @@ def test_conversations_are_learned_as_such_with_a_handbook_beside_them(
 
     settings = small(started)
     assert settings.checkpoint.recipe == "fine_tuning" and settings.form == "conversations"
-    assert settings.clean_corpus.split.replayed == ["other_text", "package_docs"]
-    assert [one.name for one in own_text(settings).sources] == names
+    places = {"other_text": "train", "package_docs": "replay"}
+    assert settings.clean_corpus.split.sources == places
+    assert [one.name for one in own_text(settings).sources] == [*names, "other_text"]
     for wrong in ("set aside", "not read", "left out: ", "continue them as text"):
         assert not any(wrong in note for note in started.notes if "copies" not in note)
     assert f"{len(tables) + 1} files, " in started.notes[0]
