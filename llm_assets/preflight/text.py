@@ -1,7 +1,7 @@
 """What the sources hold, as a first look finds it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -23,7 +23,7 @@ LANGUAGE_SHARE = 0.1
 ORDER_OF_COUNTING = ("held_out", "validation", "train", None, "replay")
 """Order of a source's split: a text in several of them counts where it is kept."""
 COUNTED_OF_ALL = ("copies", "short", "faults", "messages")
-COUNTED_OF_OWN = ("bytes", "beyond_ascii", "facts", "languages")
+COUNTED_OF_OWN = ("bytes", "beyond_ascii", "facts", "labels", "languages")
 """Of a source's survey, also of one that is replayed; and of the others alone."""
 
 
@@ -60,6 +60,7 @@ class TextEstimate(TextSurvey):
             )
         else:
             notes.append(f"not looked at, only read by a run: {', '.join(self.unseen)}")
+        notes += [f"classes and their texts: {tell_classes(self.labels)}"] * bool(self.labels)
         guessed = (entry for entry in self.languages.most_common(2) if entry[0])
         language, documents = next(guessed, ("English", 0))
         share = documents / max(1, self.languages.total())
@@ -82,6 +83,16 @@ class TextEstimate(TextSurvey):
         if command and (self.faults or self.unread.counts):
             notes.append(f"list all of them: {command} check --all")
         return notes
+
+
+MOST_CLASSES = 12
+
+
+def tell_classes(counts: Mapping[str, int]) -> str:
+    """How many classes there are, and the rarest by name: among them are misspelled ones."""
+    ranked = sorted(counts.items(), key=lambda item: (item[1], item[0]))[:MOST_CLASSES]
+    rarest = ", ".join(f"{label}: {count:,}" for label, count in ranked)
+    return f"{len(counts):,}, the rarest first: {rarest}"
 
 
 _PLACE = re.compile(r"(?<=, )(row|line|element) (\d+)(?=:)")
@@ -141,7 +152,7 @@ def look_at(
     # Held-out text is never trained on, and text that is also trained on is not replayed.
     files.sort(key=lambda item: ORDER_OF_COUNTING.index(places.get(item.name)))
     for source in files:
-        listing = find_files(source, Store(settings.store).root, messages)
+        listing = find_files(source, Store(settings.store).root, messages, files)
         if seconds == 0 or not is_local(source.path):
             unread.append(source.name)
             continue

@@ -137,6 +137,7 @@ def open_sources(
         UserError: a package, path, table or dataset is not there or cannot be read.
     """
     opened = {}
+    folders = [source for source in settings.sources if isinstance(source, Files)]
     for source in settings.sources:
         if isinstance(source, PackageDocs):
             opened[source.name] = open_packages(source, report)
@@ -147,7 +148,7 @@ def open_sources(
         elif isinstance(source, HuggingFaceDataset):
             opened[source.name] = open_dataset(source, report)
         else:
-            opened[source.name] = open_files(source, report, apart, digests)
+            opened[source.name] = open_files(source, report, apart, digests, folders)
     return opened
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from artifacts.examples import read_example
 from spark_jobs.read.document import EXAMPLES, Document, Fault
 from spark_jobs.read.facts import regular_facts
 from spark_jobs.read.files.reading import documents_of
@@ -56,6 +57,8 @@ class TextSurvey:
     """What they seem to be written in, to how many; None where nothing tells."""
     facts: float = 0.0
     """Facts that these documents state in regular form (`regular_facts`)."""
+    labels: Counter[str] = field(default_factory=Counter)
+    """Classes of labeled texts, to how many of what was read."""
     share: float = 1.0
     """Share of the bytes that were read; 1 if everything was."""
 
@@ -164,7 +167,8 @@ class _Look:
         content = Content(file, self.source.model_copy(update=streaming), tick)
         new: list[int] = []
         # What is counted of a file may have to be taken back, where damage comes to light later.
-        before = result.read, result.languages.copy(), kind.counts.copy()
+        counts = result.languages.copy(), result.labels.copy(), kind.counts.copy()
+        before = result.read, *counts
         try:
             # Bytes do not tell: some megabytes are read ahead, and other columns never.
             rows = count_rows(content) if name == "parquet" else 0
@@ -179,7 +183,7 @@ class _Look:
             if self.source.on_bad_file == "stop":
                 raise
             # A run leaves out the whole file, even documents that come before the damage.
-            result.read, result.languages, kind.counts = before
+            result.read, result.languages, result.labels, kind.counts = before
             self.seen.difference_update(new)
             fault = Fault("bad_file", str(error))
             count_fault(fault, result, result.messages, self.messages)
@@ -200,6 +204,8 @@ class _Look:
             self.seen.add(digest)
             new.append(digest)
             self.result.languages[guess_language(text)] += 1
+            example = read_example(document.example) if document.example else {}
+            self.result.labels.update([example["label"]] if "label" in example else [])
             content = document.text.encode("utf-8", "surrogatepass")
             beyond_ascii = len(content.translate(None, ASCII))
             kind.counts.update(documents=1, bytes=len(content), beyond_ascii=beyond_ascii)

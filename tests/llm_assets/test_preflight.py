@@ -735,6 +735,9 @@ def test_labeled_texts_are_read_one_a_row(tmp_path: Path) -> None:
         raw_corpus={"sources": [source(labeled, examples={"form": "labeled"})]},
         checkpoint={"recipe": "classification", "budget": budget},
     )
+    assert "classes and their texts: 1, the rarest first: S: 200" in look_at(wanted, None).lines(
+        None
+    )
     (told,) = [note for note in preflight(wanted) if "steps read about" in note]
     (share,) = re.findall(r"about ([\d.]+)% of the training text", told)
     # All but the fifth or so that is held out or for validation.

@@ -145,7 +145,9 @@ def example_columns(rows: list[dict[str, Any]]) -> dict[str, str] | None:
     # Not a list of labels, which are words.
     lists = (name for row in rows for name, held in row.items() if str(held).startswith("[{"))
     examples = {"form": "conversations", "messages_column": next(lists, "messages")}
-    if asks := re.fullmatch(r"Question: {(.+)}\nAnswer: {(.+)}", value):
+    if all({"instruction", "input", "output"} <= row.keys() for row in rows):
+        examples = {"form": "conversations", "layout": "alpaca"}
+    elif asks := re.fullmatch(r"Question: {(.+)}\nAnswer: {(.+)}", value):
         examples = {"form": "conversations", "layout": "prompt_answer"}
         examples |= {"prompt_column": asks[1], "answer_column": asks[2]}
     columns, usable = ConversationColumns.model_validate(examples), 0

@@ -110,9 +110,6 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
             f"written: {'; '.join([*notes, *text.lines(None)[1:]])}."
             + "".join(f"\n  {message}" for message in text.messages)
         )
-    # What one source leaves to another is read, and what none reads was noted.
-    for form in FORMATS if is_chat else ():
-        text.unread.counts.pop(f"{form} files", None)
     # The look was by the default shares, and these are chosen only now.
     default = looked_at.clean_corpus.split
     text.tokens_to_train += (default.validation + default.held_out) * text.tokens_divided

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -148,12 +148,18 @@ class FileListing:
     unread: SkippedFiles = field(default_factory=SkippedFiles)
 
 
-def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -> FileListing:
+def find_files(
+    source: Files,
+    apart: str | None = None,
+    names: int = EXAMPLES,
+    others: Sequence[Files] = (),
+) -> FileListing:
     """The source's files, and what is not read.
 
     Args:
         apart: a folder that is no source text wherever it lies: the store.
         names: how many are kept of each kind that is not read.
+        others: sources, of whose files none counts as not read.
 
     Raises:
         UserError: nothing is there (`NoFiles`), nothing of a format that is read, or, unless the
@@ -183,7 +189,8 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
             # The folder without links, since two paths of a source may lead to one file.
             place = (real_folder(folder) if isinstance(file, LocalFile) else folder, name)
             if file.format.name not in source.formats:
-                listing.unread.add(f"{file.format.name} files", file.name)
+                if not any(_reads(other, file) for other in others):
+                    listing.unread.add(f"{file.format.name} files", file.name)
             elif place in places:
                 listing.unread.add("other spelling of a file that is read", file.name)
             else:
@@ -195,6 +202,17 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
             f"{listing.unread}. Formats read here: {', '.join(source.formats)} (key `formats`)."
         )
     return listing
+
+
+def _reads(source: Files, file: StoredFile) -> bool:
+    """Whether a source without a pattern in its path reads a file."""
+    if file.format.name not in source.formats:
+        return False
+    path = source.path
+    if files.is_local(path):
+        # As that of a file that was found in a folder.
+        path = os.path.realpath(files.resolve(path)[1])
+    return f"{file.path}/".startswith(f"{path.rstrip('/')}/")
 
 
 def _refuse_store(source: Files, url: str, store: str) -> None:

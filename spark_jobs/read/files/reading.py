@@ -6,7 +6,7 @@ Digests of files are cached while the files' state stays the same.
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -136,12 +136,13 @@ def open_files(
     report: Callable[[str], None],
     apart: str | None = None,
     digests: Digests | None = None,
+    others: Sequence[Files] = (),
 ) -> OpenedSource:
     """The source's files as they are now, some megabytes of them a chunk, in name order.
 
-    Args, and what is raised: as `open_sources`; from reading, as `read_stored`.
+    Args, and what is raised: as `open_sources` and `find_files`; from reading, as `read_stored`.
     """
-    listing = find_files(source, apart)
+    listing = find_files(source, apart, others=others)
     try:
         tick = _progress(report, source, "comparing with what is known", listing.files)
         digest_of = (digests or Digests()).look(source.name, listing.files, tick)

@@ -32,7 +32,7 @@ from llm_assets.definitions import build_definitions
 from llm_assets.preflight.check import preflight, tokens_per_second
 from llm_assets.preflight.text import look_at
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.settings import Files
+from spark_jobs.read.settings import ConversationColumns, Files
 from spark_jobs.read.snapshot import write_snapshot
 from tests.conftest import ROOT
 from tests.folders import own_text
@@ -323,7 +323,8 @@ def test_conversations_are_learned_as_such_with_a_handbook_beside_them(
     template = settings.tokenized_shards.examples.chat_template
     assert template and "system" not in template
     raw = settings.raw_corpus
-    write_snapshot(raw.model_copy(update={"sources": raw.sources[:-1]}), tmp_path / "raw", print)
+    own = raw.model_copy(update={"sources": raw.sources[:-1]})
+    assert not write_snapshot(own, tmp_path / "raw", print)["unread"], "by one or another"
     documents = pq.read_table(tmp_path / "raw").to_pylist()
     assert {row["source"] for row in documents if row["example"] is None} == {"other_text"}
 
@@ -348,6 +349,17 @@ def test_a_folder_of_conversations_alone_is_learned_with_nothing_else_but_genera
         for notes in (started.notes, preflight(settings, is_judged=False))
     ]
     assert read[0] == read[1] != [], "with the marks of the turns"
+
+
+def test_of_instructions_their_inputs_are_read_too(tmp_path: Path) -> None:
+    """As a prompt and an answer, each task would be learned without the text that it is about."""
+    rows = [
+        {"instruction": "Sum up.", "input": f"Pump {n} leaks.", "output": "A leak."} for n in "12"
+    ]
+    tasks = {"tasks.jsonl": "\n".join(map(json.dumps, rows))}
+    (source,) = own_text(load_settings(start(write_files(tmp_path / "desk", tasks)).path)).sources
+    assert isinstance(source, Files) and isinstance(source.examples, ConversationColumns)
+    assert source.examples.layout == "alpaca"
 
 
 @pytest.mark.parametrize("count", [1, 2])
