@@ -22,7 +22,8 @@ judging has no versions.
 
 A cluster of new texts follows, in this order: a source that the settings set apart for judging; the
 document that had one of its ids before, since it is an edit of it, unless the id is a row's number;
-a source that they assign to `train`; the cluster's hash.
+a source that they assign to `train`; the cluster's hash, and the classes of its texts
+(`judges_of_classes`).
 
 Beside text of other sources, text to replay is dropped; a cluster with no other text is replayed,
 unless it was held-out or validation text before.
@@ -284,6 +285,8 @@ class Fates:
     """Whether it may stay: the best such document of a cluster does."""
     stays: np.ndarray
     """Whether it stays even beside others of its cluster."""
+    is_new: np.ndarray
+    """Whether its cluster's split follows from the cluster's hash."""
 
 
 def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
@@ -298,8 +301,9 @@ def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
     # The record of earlier corpora goes first. A new cluster follows, in this order, a source that
     # is set apart to evaluate, the split of an id that it had before, a source to train on, and its
     # hash.
+    known = [is_guarded, was_trained, is_forced, clusters.by_id > NONE, clusters.train > NONE]
     split = np.select(
-        [is_guarded, was_trained, is_forced, clusters.by_id > NONE, clusters.train > NONE],
+        known,
         [clusters.guard, TRAIN, clusters.force, clusters.by_id, TRAIN],
         np.where(is_replayed, TRAIN, new),
     )
@@ -321,4 +325,44 @@ def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
         reason=pc.if_else(pa.array(is_guarded), GUARDED, spoilt),
         eligible=texts.present & np.where(is_guarded, may_judge, fits) & ~is_spoilt,
         stays=stays,
+        is_new=~np.any(known, axis=0) & ~is_replayed,
     )
+
+
+FEWEST_CLUSTERS = 3
+"""Of a class, to train on, from which on one of them is held out where none is, and then one is
+validation text where none is."""
+LABELED_SCHEMA = pa.schema(
+    [
+        ("label", pa.string()),
+        ("cluster", pa.string()),
+        ("split", pa.string()),
+        ("is_free", pa.bool_()),
+    ]
+)
+"""A labeled text that stays: its class, its cluster's name and split, and whether the cluster may
+be moved: it is new, small enough to judge (`MOST_GROUPS`), and has no other class."""
+
+
+def judges_of_classes(texts: pa.Table) -> dict[str, Split]:
+    """The clusters that evaluate a class which no other text would, each with its split.
+
+    A few texts of a class may all fall into `train` by their hashes, and no model could show then
+    that it knows the class.
+
+    Args:
+        texts: rows of `LABELED_SCHEMA`; none is needed of a class with held-out and validation
+            text.
+    """
+    pairs = texts.group_by(["label", "split"]).aggregate([]).to_pylist()
+    seen = {(row["label"], row["split"]) for row in pairs}
+    judging: tuple[Split, ...] = ("held_out", "validation")
+    judges: dict[str, Split] = {}
+    for label in sorted({label for label, _ in seen}):
+        if splits := [split for split in judging if (label, split) not in seen]:
+            rows = texts.filter(pc.equal(texts["label"], label)).to_pylist()
+            in_train = {row["cluster"]: row["is_free"] for row in rows if row["split"] == "train"}
+            if len(in_train) >= FEWEST_CLUSTERS:
+                free = sorted(name for name, is_free in in_train.items() if is_free)
+                judges |= dict(zip(free, splits, strict=False))
+    return judges

@@ -31,6 +31,7 @@ from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.clean.classify import check_models, label_fields
 from spark_jobs.clean.decide.by_spark import SparkDecider
 from spark_jobs.clean.decide.decider import (
+    CONTRADICTING,
     DECIDED_SCHEMA,
     DROPPED_SCHEMA,
     TEMPLATE,
@@ -357,7 +358,8 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
 
     Texts that are not ASCII come first, since repair and normalization change no others. For copies
     only whether they have a fault is compared. Documents whose fate depends on other text are
-    skipped: what is forgotten, holds such text, is of a template, or of the text that judges.
+    skipped: what is forgotten, holds such text, is of a template, is of the text that judges, or
+    has a label that others contradict.
     """
     settings = spec.settings
     raw = parquet.spread(
@@ -385,8 +387,11 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
             continue
         if row["id"] in kept:
             yield row["id"], kept[row["id"]], None if row["fault"] else values
-        elif row["fault"] or reasons.get(row["id"]) not in (GUARDED, SPOILT, TEMPLATE):
-            yield row["id"], reasons.get(row["id"]), row["fault"]
+            continue
+        reason = reasons.get(row["id"])
+        kind = (reason or "").partition(":")[0]
+        if row["fault"] or kind not in (GUARDED, SPOILT, TEMPLATE, CONTRADICTING):
+            yield row["id"], reason, row["fault"]
 
 
 if __name__ == "__main__":

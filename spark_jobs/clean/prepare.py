@@ -258,9 +258,10 @@ def prepared_schema(settings: CleanCorpusSettings) -> pa.Schema:
     """Columns of a prepared part.
 
     `text_hash` is equal for exact copies, `fault` says why a document is dropped, whatever the
-    others are; `shape` is equal for texts of one template (`text.shapes`), null for those of none.
-    Classifiers add columns of theirs (`classify.label_fields`). Without near-duplicate
-    search, `bands`, `signature` and `sample` are left out.
+    others are; `shape` is equal for texts of one template (`text.shapes`) and for those that are
+    equal but for their labels, else null. Classifiers add columns of theirs
+    (`classify.label_fields`). Without near-duplicate search, `bands`, `signature` and `sample` are
+    left out.
     """
     bands = bands_of(settings)
     fields = [
@@ -429,6 +430,11 @@ def prepare_rows(raw: pa.Table, settings: CleanCorpusSettings, ngrams: str | Non
     # An example's figures are its content, and texts without a masked word cannot differ in one.
     is_no_template = (shares < settings.templates.same_share) | (shares == 1)
     is_no_template |= np.array(examples, bool)
+    for place, example in enumerate(examples):
+        if example and "label" in example:
+            # So many digits fit the column.
+            found_shapes[place] = int(text_hash(fold(example["text"]))[:15], 16)
+            is_no_template[place] = False
     columns = {
         "id": raw["id"],
         "text": texts,

@@ -111,7 +111,18 @@ def test_what_changed_and_what_is_held_back_or_left_out_is_on_the_screen(
     told = dict(corpus_lines(raw, clean, shards))
     assert "left out" not in told and "again" not in told["tokens"]
     shards.stats["removed_as_overlapping_held_out"] = {"train": 18, "validation": 2}
-    told = dict(corpus_lines(raw, clean, shards))
+    shards.stats.update(labels=["pump", "fan"], label_counts=[9, 2])
+    contradicting = "contradicting_label: a_b (kept: pump)"
+    clean.stats["dropped"][contradicting] = 1
+    raw.stats["documents"] += 1
+    listed = {"id": ["T2", "T1"], "reason": ["too_short", contradicting]}
+    pq.write_table(pa.table(listed), tmp_path / "dropped-00000.parquet")
+    with_list: Any = SimpleNamespace(url=str(tmp_path), stats=clean.stats)
+    lines = corpus_lines(raw, with_list, shards)
+    told = dict(lines)
+    assert told["classes"].endswith("2, the rarest first: fan: 2, pump: 9 texts to train on")
+    assert told["removed"].endswith("contradicting label: a_b (kept: pump) 1")
+    assert any("most documents is kept; others: T1; the reason" in text for _, text in lines)
     assert told["left out"] == "20 that share text with what is held out"
     # As many documents are in the shards as before, so 20 of them come twice.
     assert "to train on (20 of them again, by `tokenized_shards.mixing`), " in told["tokens"]

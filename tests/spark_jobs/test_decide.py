@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
+from artifacts.examples import plain_text, write_example
 from spark_jobs.clean.decide import pairs
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings
+from spark_jobs.text import fold, text_hash
 from tests.spark_jobs.conftest import forget
-from tests.spark_jobs.jobs import clean_corpus, files_below
+from tests.spark_jobs.jobs import clean_corpus, files_below, splits
+from tests.spark_jobs.splits import split_of
 from tests.spark_jobs.test_duplicates import edited, families
 
 SPLIT = SplitSettings(
@@ -26,8 +29,8 @@ SPLIT = SplitSettings(
 IN_MEMORY, BY_SPARK = 10**6, 0
 """Most documents that are decided over in memory."""
 
-Document = tuple[str, str, str]
-"""Id, text and source."""
+Document = tuple[str, ...]
+"""Id, text and source, and the example that the text is, if it is one."""
 
 
 def write_raw(folder: Path, documents: list[Document], generator: random.Random) -> None:
@@ -37,8 +40,9 @@ def write_raw(folder: Path, documents: list[Document], generator: random.Random)
     number = 0
     while documents:
         size = generator.randint(1, 150)
-        columns = zip(*documents[:size], strict=True)
-        table = pa.table(dict(zip(("id", "text", "source"), map(list, columns), strict=True)))
+        columns = list(map(list, zip(*documents[:size], strict=True)))
+        names = ["id", "text", "source", "example"][: len(columns)]
+        table = pa.table(columns, names=names)
         rows = generator.randint(1, size)
         pq.write_table(table, folder / f"part-{number:05d}.parquet", row_group_size=rows)
         documents, number = documents[size:], number + 1
@@ -148,6 +152,50 @@ def test_both_deciders_give_the_same_bytes(spark: SparkSession, tmp_path: Path) 
     dropped = in_memory["dropped"]
     assert (dropped["too_short"], dropped["similar_to_forgotten"]) == (3, 5)
     assert dropped["exact_duplicate"] and dropped["near_duplicate"] and dropped["template"]
+
+
+def ticket(name: str, text: str, label: str) -> Document:
+    example = {"text": text, "label": label}
+    return name, plain_text(example), "manual", write_example(example)
+
+
+def trained_on(label: str, count: int) -> list[Document]:
+    """Tickets that all fall into `train` by their hashes."""
+    tickets = (ticket(f"{label}{n}", f"Call {n} to {label}.", label) for n in itertools.count())
+    of_hash = (one for one in tickets if split_of(text_hash(fold(one[1])), SPLIT) == "train")
+    return list(itertools.islice(of_hash, count))
+
+
+def test_every_class_is_judged_and_one_text_has_one_label_by_both_deciders(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    documents = [ticket(f"a{n}", f"The pump {n} leaks.", "pump") for n in range(60)]
+    documents += [*trained_on("fan", 4), *trained_on("gate", 2)]
+    documents += [
+        ticket(f"x{n}", "Nobody answers.", label) for n, label in enumerate(["pump", "fan", "fan"])
+    ]
+    arrived = [*trained_on("fan", 9)[4:], *trained_on("gate", 3)[2:], *trained_on("lamp", 3)]
+    arrived.append(ticket("x9", "Nobody answers.", "lamp"))
+    split = SPLIT.model_copy(update={"sources": {}})
+    write_raw(tmp_path / "raw", documents, random.Random(1))
+    first = clean_by(spark, IN_MEMORY, tmp_path / "raw", tmp_path / "first", split)
+    write_raw(tmp_path / "later", documents + arrived, random.Random(2))
+    later = dict(raw=tmp_path / "later", split=split, earlier=tmp_path / "first")
+    second = clean_by(spark, IN_MEMORY, output=tmp_path / "memory", **later)
+    assert second == clean_by(spark, BY_SPARK, output=tmp_path / "spark", **later)
+    assert files_below(tmp_path / "memory") == files_below(tmp_path / "spark")
+    of_first, of_second = splits(tmp_path / "first"), splits(tmp_path / "memory")
+
+    def judging(placed: dict[str, str], label: str) -> list[str]:
+        return sorted(s for name, s in placed.items() if name.startswith(label) and s != "train")
+
+    assert judging(of_first, "fan") == judging(of_second, "fan") == ["held_out", "validation"]
+    assert judging(of_first, "gate") == [], "of two, none would be left to learn from"
+    assert judging(of_second, "gate") == ["held_out"], "the others were trained on"
+    assert judging(of_second, "lamp") == ["held_out", "validation"]
+    assert of_first.items() <= of_second.items()
+    assert first["dropped"] == {"contradicting_label: pump (kept: fan)": 1, "exact_duplicate": 1}
+    assert second["dropped"]["contradicting_label: lamp (kept: fan)"] == 1
 
 
 @pytest.mark.parametrize("documents_in_memory", [IN_MEMORY, BY_SPARK])

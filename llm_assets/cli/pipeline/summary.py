@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import Any
 
+import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,6 +23,7 @@ from llm_assets.cli.session import Session
 from llm_assets.config import PipelineSettings, command
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
+from llm_assets.preflight.text import tell_classes
 from llm_assets.registry.card import number
 from llm_assets.tracing.dropped import find_changes, tell_changes, tell_held_back
 from llm_assets.tracing.explain import Samples, form_shown, read_samples
@@ -30,6 +32,7 @@ from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE, Metric, Rounds
 from recipes.sections import BUDGETS
 from recipes.settings import TrainingSettings
 from recipes.spec import UNIT_NOTES, read_metrics
+from spark_jobs.clean.decide.decider import CONTRADICTING, DROPPED_SCHEMA, read_dropped
 
 SHOWN = (
     *("raw_corpus", "clean_corpus", "tokenized_shards"),
@@ -98,7 +101,12 @@ def corpus_lines(
         before: the clean corpus that this one has replaced, if it was just made.
     """
     dropped, stats = clean.stats["dropped"], shards.stats
-    reasons = [f"{reason.replace('_', ' ')} {count:,}" for reason, count in dropped.items()]
+    # What follows the colon is a label, and stays as it is.
+    kinds_of = ((reason.partition(":"), count) for reason, count in dropped.items())
+    reasons = [
+        escape(shown(f"{kind.replace('_', ' ')}{mark}{label} {count:,}"))
+        for (kind, mark, label), count in kinds_of
+    ]
     tokens = sum(stats["tokens"][split] for split in SPLITS)
     train, validation, held_out = (stats["documents"][split] for split in SPLITS)
     overlapping = sum(stats["removed_as_overlapping_held_out"].values())
@@ -137,10 +145,13 @@ def corpus_lines(
         text += "a share of the training rows comes from it, to limit forgetting"
         lines.append(("to replay", text))
     if labels := stats.get("labels"):
-        # The rarest first: among them are misspelled ones.
-        ranked = sorted(zip(stats["label_counts"], labels, strict=True))[:MOST]
-        classes = ", ".join(f"{escape(shown(label))}: {count:,}" for count, label in ranked)
-        lines.append(("classes", f"{len(labels):,}, with texts to train on each: {classes}"))
+        classes = tell_classes(dict(zip(labels, stats["label_counts"], strict=True)))
+        lines.append(("classes", escape(shown(f"{classes} texts to train on"))))
+    if contradicting := [reason for reason in dropped if reason.startswith(CONTRADICTING)]:
+        listed = read_dropped(clean.url, DROPPED_SCHEMA, "reason", pa.array(contradicting))
+        named = ", ".join(sorted(listed["id"].to_pylist())[:MOST])
+        kept = f"of a text with several labels, the one of most documents is kept; others: {named}"
+        lines.append(("", escape(shown(f"{kept}; the reason for each: llm-assets document ID"))))
     lines += [("", escape(shown(warning))) for warning in stats.get("warnings", [])]
     counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in stats["left_out"].items()]
     if overlapping:

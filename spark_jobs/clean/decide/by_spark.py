@@ -82,7 +82,7 @@ class SparkDecider(decider.Decider):
             documents = documents.union(self._read(enumerate(past, len(self._parts))))
         slice_ = self._slice()
         groups = group_exact(work, documents, self._record, slice_)
-        groups = thin_out(work, groups, self._run.settings.templates.keep)
+        documents, groups = thin_out(work, documents, groups, self._run.settings.templates.keep)
         near = self._find_near(groups, parts)
         versions = self._find_versions(groups, near.clusters, parts)
         split = self._run.settings.split
@@ -257,16 +257,16 @@ def group_exact(
 
     Returns:
         `text` (numbers that rise with the hash), `text_hash`, `part`, `row`, `id`, `characters`,
-        `past`, `forced`, `slice`, `shape` (of the document that stands for the text), `by_text`,
-        `by_id` (`history.TextFacts`), `members` (documents) and `present` (those still in the
-        sources).
+        `past`, `forced`, `slice`, `shape`, `label` (of the document that stands for the text),
+        `by_text`, `by_id` (`history.TextFacts`), `members` (documents) and `present` (those still
+        in the sources).
     """
     # The smallest of these rows is the best one. Spark compares structs field by field, so what
     # should be large is negated.
     best = F.struct(
         (-F.col("rank")).alias("rank"),
         (-F.col("characters")).alias("characters"),
-        *("id", "part", "row", "past", "forced", "shape"),
+        *("id", "part", "row", "past", "forced", "shape", "label"),
     )
     sound = _look_up(documents.where("fault is null"), record, slice_)
     forced = F.col("forced")
@@ -303,23 +303,35 @@ def group_exact(
     return work.keep(numbered, "grouping exact copies")
 
 
-def thin_out(work: Work, texts: DataFrame, keep: int | None) -> DataFrame:
-    """The texts that `in_memory.thin_out` leaves."""
-    forced = F.col("forced")
+def thin_out(
+    work: Work, documents: DataFrame, texts: DataFrame, keep: int | None
+) -> tuple[DataFrame, DataFrame]:
+    """What `in_memory.thin_out` gives: all documents, and the texts that are left."""
+    forced, label = F.col("forced"), F.col("label")
     judges = forced >= history.VALIDATION
     # Rises where `history.representative_rank` falls, since the window sorts upwards.
     rank = F.when(judges, -forced).when(forced == history.REPLAY, 1).otherwise(0)
     is_new = F.col("by_text") == history.NONE
-    order = Window.partitionBy("shape").orderBy(is_new, rank, "text_hash")
+    times = F.when(label.isNotNull(), -F.col("members"))
+    order = Window.partitionBy("shape").orderBy(is_new, rank, times, "text_hash")
+    begin, between, end = map(F.lit, decider.CONTRADICTS)
+    # Null without a label, as all of what is joined is then.
+    said = F.concat(begin, label, between, F.first(label).over(order), end)
     ranked = texts.where("shape is not null and not past").select(
-        "text", "by_text", F.row_number().over(order).alias("rank")
+        *("text", "text_hash", "by_text", "label"),
+        F.row_number().over(order).alias("rank"),
+        F.coalesce(said, F.lit(decider.TEMPLATE)).alias("thinned"),
     )
     # Without a limit (`keep` is None) the comparison is null, and no text is too much.
-    is_too_much = is_new & (F.col("rank") > F.lit(keep))
-    too_many = work.keep(ranked.where(is_too_much).select("text"), "thinning templates out")
+    is_too_much = is_new & (F.col("rank") > F.when(label.isNotNull(), 1).otherwise(F.lit(keep)))
+    too_many = ranked.where(is_too_much).select("text", "text_hash", "thinned")
+    too_many = work.keep(too_many, "thinning templates out")
     if too_many.isEmpty():
-        return texts
-    return work.keep(texts.join(too_many, "text", "left_anti"), "thinning templates out")
+        return documents, texts
+    faults = documents.join(too_many.drop("text"), "text_hash", "left")
+    faults = faults.withColumn("fault", F.coalesce("fault", "thinned")).drop("thinned")
+    left = work.keep(texts.join(too_many, "text", "left_anti"), "thinning templates out")
+    return faults, left
 
 
 def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> DataFrame:
@@ -364,6 +376,7 @@ _FATES = pa.schema(
         ("eligible", pa.bool_()),
         ("stays", pa.bool_()),
         ("split", pa.string()),
+        ("is_free", pa.bool_()),
     ]
 )
 
@@ -413,15 +426,17 @@ def decide_survivors(
         code = F.when(is_apart, F.col("own_guard")).otherwise(history.NONE)
         cluster = F.col("family") * len(history.NAMES) + code
         own = own.withColumn("cluster", cluster).drop("own_guard", "family")
+    label = F.coalesce("label", F.lit(""))
     largest = own.groupBy("cluster").agg(
         *(F.max(column).alias(column) for column in _FACTS.values()),
         F.min("text_hash").alias("cluster_name"),
         F.sum((F.col("copies") == F.col("text")).cast("long")).alias("groups"),
+        (F.min(label) == F.max(label)).alias("has_one_class"),
     )
     together = own.drop(*facts.names).join(largest, "cluster")
     rules = partial(_apply_rules, split=split)
     fates = together.mapInArrow(rules, _with_columns(together, _FATES))
-    fates = work.keep(fates.drop(*facts.names, "groups"), "deciding splits")
+    fates = work.keep(fates.drop(*facts.names, "groups", "has_one_class"), "deciding splits")
     # Eligible texts first, those of the newest corpus before others, then long ones, then small
     # ids; the smallest struct is the best.
     newest = F.when(F.col("eligible"), F.col("slice")).otherwise(0)
@@ -439,7 +454,20 @@ def decide_survivors(
         .withColumn("is_best", F.col("best.text") == F.col("text"))
         .drop("best")
     )
-    return work.keep(decided, "choosing survivors")
+    decided = work.keep(decided, "choosing survivors")
+    labeled = decided.where("stays and label is not null")
+    in_split = [F.max(F.col("split") == name) for name in ("held_out", "validation")]
+    judged = labeled.groupBy("label").agg((in_split[0] & in_split[1]).alias("is_judged"))
+    # Of few classes, each with few texts, or some would be held out by their hashes.
+    lacking = labeled.join(judged.where("not is_judged"), "label", "left_semi")
+    columns = ("label", F.col("cluster_name").alias("cluster"), "split", "is_free")
+    rows = work.collect(lacking.select(*columns), "looking for classes that nothing judges")
+    judges = history.judges_of_classes(pa.Table.from_pylist(rows, history.LABELED_SCHEMA))
+    split_of = F.col("split")
+    for judging in {*judges.values()}:
+        names = [name for name, of_cluster in judges.items() if of_cluster == judging]
+        split_of = F.when(F.col("cluster_name").isin(names), judging).otherwise(split_of)
+    return decided.withColumn("split", split_of)
 
 
 def _with_columns(frame: DataFrame, added: pa.Schema) -> StructType:
@@ -471,13 +499,17 @@ def _apply_rules(
     """Add to texts, which have the facts of their clusters, what becomes of each (`_FATES`)."""
     for batch in batches:
         facts = {name: batch[column].to_numpy() for name, column in _FACTS.items()}
-        new = history.by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
+        groups = batch["groups"].to_numpy()
+        new = history.by_hash(batch["cluster_name"], split, groups)
         fates = history.decide(_facts_of(batch), history.ClusterFacts(**facts), new)
         outcome = [
             fates.reason,
             pa.array(fates.eligible),
             pa.array(fates.stays),
             pa.array(history.NAMES, pa.string()).take(pa.array(fates.split)),
+            pc.and_(
+                batch["has_one_class"], pa.array(fates.is_new & (groups <= history.MOST_GROUPS))
+            ),
         ]
         yield pa.record_batch([*batch.columns, *outcome], [*batch.schema.names, *_FATES.names])
 
@@ -499,9 +531,12 @@ def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
         F.struct("part", "row").alias("place"),
     )
     stands_for_it = F.col("place") == F.struct("part", "row")
-    # A text that was thinned out is not in `texts`; one dropped for its template is its own best.
-    of_template = F.col("neighbor").isNull() | (stands_for_it & F.col("is_best"))
-    own = F.when(of_template, decider.TEMPLATE).when(stands_for_it, NEAR).otherwise(EXACT)
+    # A text that is its own best, and still goes, goes for its template.
+    own = (
+        F.when(stands_for_it & F.col("is_best"), decider.TEMPLATE)
+        .when(stands_for_it, NEAR)
+        .otherwise(EXACT)
+    )
     reason = F.when(stands_for_it & F.col("stays"), F.lit(None)).otherwise(
         # What equals a text that stays is a copy of it and nothing else.
         F.coalesce(F.when(~F.col("stays"), F.col("cluster_reason")), own)

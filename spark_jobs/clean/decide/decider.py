@@ -33,6 +33,7 @@ DOCUMENT_SCHEMA = pa.schema(
         ("fault", pa.string()),
         ("repaired", pa.bool_()),
         ("shape", pa.int64()),
+        ("label", pa.string()),
         ("past", pa.bool_()),
         ("recorded_split", pa.int8()),
         ("recorded_slice", pa.int32()),
@@ -92,6 +93,10 @@ CHOSEN_SCHEMA = pa.schema([("row", pa.int64())])
 TEMPLATE, PAST = "template", "left_the_sources"
 """Reasons for dropping documents, besides those of copies below, of `history` and `forgotten`, and
 the faults of `prepare`; `PAST` is the reason of texts that are only on record."""
+CONTRADICTING = "contradicting_label"
+CONTRADICTS = (f"{CONTRADICTING}: ", " (kept: ", ")")
+"""Around its label and that of the equal text that is kept, the reason for dropping a labeled text:
+of the labels, the one that most documents with the text have is kept."""
 
 
 @dataclass(frozen=True)

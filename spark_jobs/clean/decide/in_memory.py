@@ -46,6 +46,8 @@ from spark_jobs.clean.decide.near_copies import (
 )
 from spark_jobs.clean.forgotten import ForgottenTexts
 from spark_jobs.clean.history import (
+    LABELED_SCHEMA,
+    MOST_GROUPS,
     NAMES,
     NONE,
     ON_RECORD,
@@ -60,6 +62,7 @@ from spark_jobs.clean.history import (
     codes_of,
     decide,
     is_apart,
+    judges_of_classes,
     representative_rank,
 )
 from spark_jobs.clean.prepare import (
@@ -348,12 +351,14 @@ def thin_out(
     split: SplitSettings,
     keep: int | None,
 ) -> tuple[pa.Table, Texts]:
-    """Keep a few texts of each template, and give the documents of the others a fault.
+    """Keep a few texts of each template, and one of those that are equal but for their labels; give
+    the documents of the others a fault.
 
     All texts on record stay, and come first. Then come those that are set apart to evaluate, and
-    those to replay last, as among documents of equal text; then those with smaller hashes.
+    those to replay last, as among documents of equal text; then labeled texts with more documents;
+    then those with smaller hashes.
     """
-    table = documents.select(["shape", "past"]).take(texts.representatives)
+    table = documents.select(["shape", "label", "past"]).take(texts.representatives)
     # A text is new if none of its documents is on record.
     is_new = np.ones(table.num_rows, bool)
     # `at` takes all documents of a text into account; with plain indexing, the last one of them
@@ -363,17 +368,29 @@ def thin_out(
     shapes = table["shape"].take(numbers).to_numpy()
     forced = by_source(documents["source"], split)[texts.representatives[numbers]]
     rank = representative_rank(np.zeros(len(numbers), bool), forced)
+    is_labeled = np.asarray(table["label"].is_valid())[numbers]
+    times = np.where(is_labeled, np.bincount(texts.group)[numbers], 0)
     # At last by number, which rises with the text's hash.
-    order = np.lexsort((numbers, -rank, is_new[numbers], shapes))
+    order = np.lexsort((numbers, -times, -rank, is_new[numbers], shapes))
     numbers, places = numbers[order], np.arange(len(order))
     first = np.maximum.accumulate(np.where(run_starts(shapes[order]), places, 0))
     stays = np.ones(len(is_new), bool)
+    most = np.where(is_labeled[order], 1, keep or len(numbers))
     # Texts on record are never dropped for their number, but count first.
-    stays[numbers] = ~is_new[numbers] | (places - first < (keep or len(numbers)))
+    stays[numbers] = ~is_new[numbers] | (places - first < most)
     is_left = stays[texts.group]
-    faults = np.zeros(documents.num_rows, bool)
-    faults[texts.members[~is_left]] = True
-    column = pc.if_else(pa.array(faults), decider.TEMPLATE, documents["fault"])
+    labels = table["label"].take(pa.array(numbers)).combine_chunks()
+    begin, between, end = decider.CONTRADICTS
+    said = pc.binary_join_element_wise(
+        begin, labels, between, labels.take(pa.array(first)), end, ""
+    )
+    reasons = pc.coalesce(said, decider.TEMPLATE)
+    place_of = np.full(len(is_new), -1)
+    place_of[numbers] = places
+    thinned = np.full(documents.num_rows, -1)
+    thinned[texts.members[~is_left]] = place_of[texts.group[~is_left]]
+    of_documents = reasons.take(pa.array(thinned, mask=thinned < 0))
+    column = pc.coalesce(documents["fault"], of_documents)
     # Groups are numbered again, without those that went.
     group = (np.cumsum(stays) - 1)[texts.group[is_left]]
     kept_texts = Texts(texts.members[is_left], group, texts.representatives[stays])
@@ -442,6 +459,17 @@ def decide_survivors(
     stands[representatives] = True
     represented = pa.array(text, mask=~stands)
     splits = pa.array(NAMES).take(pa.array(np.where(stays, fates.split, NONE)))
+    labels = documents["label"].take(pa.array(representatives)).combine_chunks()
+    if labels.null_count < len(labels):
+        codes = labels.dictionary_encode().indices.fill_null(-1).to_numpy()
+        pairs = np.unique(np.stack([cluster, codes]), axis=1)
+        has_one_class = np.bincount(pairs[0])[cluster] == 1
+        is_free = pa.array(fates.is_new & has_one_class & (groups <= MOST_GROUPS))
+        labeled = pa.table([labels, names, splits, is_free], schema=LABELED_SCHEMA)
+        judges = judges_of_classes(labeled.filter(pc.and_(splits.is_valid(), labels.is_valid())))
+        place = pc.index_in(names, pa.array(list(judges), pa.string()))
+        judging = pa.array(list(judges.values()), pa.string()).take(place)
+        splits = pc.if_else(pa.array(stays), pc.coalesce(judging, splits), splits)
     columns = {
         "cluster": names.take(text_of),
         "reason": _reasons(documents, text_of, stands, fates, stays, survivor == numbers),
