@@ -186,8 +186,6 @@ def _plan(
     left_out: list[str] = []
     if spec.form in ("conversations", "preferences"):
         check_template(files, settings.examples)
-    if spec.form == "labeled":
-        labels, counts, left_out = find_labels(parts, settings.examples.labels)
     # The comparison with Hugging Face takes one core, while Spark's workers read held-out texts.
     with ThreadPoolExecutor(1) as background:
         choice = background.submit(choose_engine, files, settings.engine, survey.sample, job.cache)
@@ -198,6 +196,8 @@ def _plan(
             # Called for a token budget alone: it waits for the comparison.
             lambda: measure_bytes_per_token(files, choice.result()[0], survey.sample),
         )
+        if spec.form == "labeled":
+            labels, counts, left_out = find_labels(parts, settings.examples.labels, mixing)
         references = _find_references(job, spec, parts, survey)
         engine, warnings = choice.result()
     plan = ShardPlan(

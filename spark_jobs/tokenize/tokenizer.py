@@ -32,9 +32,11 @@ from artifacts.errors import UserError
 from artifacts.examples import Example, Form
 from artifacts.model import byte_letters, fitting_vocab_size
 from artifacts.numbers import ends_of
+from artifacts.shards.format import in_split
 from artifacts.storage import files
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.settings import ExampleSettings
+from spark_jobs.tokenize.survey import Mixing
 
 Engine = Literal["gigatoken", "hugging_face"]
 
@@ -545,7 +547,7 @@ def template_libraries(form: Form, settings: ExampleSettings) -> set[str]:
 
 
 def find_labels(
-    parts: list[Part], listed: Sequence[str]
+    parts: list[Part], listed: Sequence[str], mixing: Mixing
 ) -> tuple[tuple[str, ...], list[int], list[str]]:
     """The classes in the order of their numbers, the training examples of each, and what to say of
     those that are left out.
@@ -556,16 +558,19 @@ def find_labels(
     Args:
         listed: the classes that there may be, none of which is left out; where empty, those that
             occur, sorted.
+        mixing: says how often each example is trained on.
 
     Raises:
         UserError: a class is none of those, or cannot be learnt; or there are fewer than two.
     """
-    table = pa.concat_tables([part.read(["label", "split"]) for part in parts])
-    pairs = zip(table["label"].to_pylist(), table["split"].to_pylist(), strict=True)
-    counts = Counter((label, split) for label, split in pairs if label is not None)
-    everywhere: Counter[str] = Counter()
-    for (label, _), number in counts.items():
-        everywhere[label] += number
+    tables = [part.read(["id", "source", "label", "split"]) for part in parts]
+    table = pa.concat_tables(tables).combine_chunks()
+    table = table.filter(table["label"].is_valid())
+    everywhere = Counter(table["label"].to_pylist())
+    times = mixing.copies(table) * in_split(table, "train")
+    counts: Counter[str] = Counter()
+    for label, number in zip(table["label"].to_pylist(), times.tolist(), strict=True):
+        counts[label] += number
     if listed and (unknown := sorted(everywhere.keys() - set(listed))):
         raise UserError(
             f"{everywhere[unknown[0]]:,} examples have the class {unknown[0]!r}, which is none of "
@@ -573,7 +578,7 @@ def find_labels(
             "the examples."
         )
     occurring = listed or sorted(everywhere)
-    rare = [one for one in occurring if not counts[one, "train"] or everywhere[one] < 2]
+    rare = [one for one in occurring if not counts[one] or everywhere[one] < 2]
     told = ", ".join(f"{label!r} ({everywhere[label]:,})" for label in rare)
     labels = tuple(label for label in occurring if label not in rare)
     if len(labels) < 2 or (listed and rare):
@@ -583,4 +588,4 @@ def find_labels(
             "Give more examples, or take a class out (`tokenized_shards.examples.labels`)."
         )
     note = "left out, since nothing can be learnt of a class with one example, or none to train on"
-    return labels, [counts[one, "train"] for one in labels], [f"{note}: {told}"] if rare else []
+    return labels, [counts[one] for one in labels], [f"{note}: {told}"] if rare else []

@@ -15,8 +15,9 @@ from artifacts.errors import UserError
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from recipes.data.batch import IGNORED, read_batch, read_examples
 from recipes.model.tokenizer_conversion import convert
-from spark_jobs.runtime.parquet import find_parts
+from spark_jobs.runtime.parquet import Part, find_parts
 from spark_jobs.settings import ExampleSettings
+from spark_jobs.tokenize.survey import Mixing
 from spark_jobs.tokenize.tokenizer import (
     ExampleTokenizer,
     check_template,
@@ -132,23 +133,38 @@ def test_a_missing_chat_template_is_named(chat_folder: Path) -> None:
 def test_classes_that_cannot_be_learnt_are_named(
     tmp_path: Path, labels: list[str | None], settings: tuple[str, ...], message: str
 ) -> None:
-    pq.write_table(
-        pa.table({"label": labels, "split": ["train"] * len(labels)}), tmp_path / "part-0.parquet"
-    )
     with pytest.raises(UserError, match=message):
-        find_labels(find_parts(str(tmp_path), ["label"], "clean_corpus"), settings)
+        find_labels(parts_of(tmp_path, labels, ["train"] * len(labels)), settings, ALL)
+
+
+ALL = Mixing({}, 1)
+
+
+def parts_of(folder: Path, labels: list[str | None], splits: list[str]) -> list[Part]:
+    """A clean corpus of labeled texts, as far as their classes go."""
+    columns = {"id": list(map(str, range(len(labels)))), "source": ["manual"] * len(labels)}
+    table = pa.table(columns | {"label": labels, "split": splits})
+    pq.write_table(table, folder / "part-0.parquet")
+    return find_parts(str(folder), ["label"], "clean_corpus")
 
 
 def test_a_class_too_rare_to_learn_is_left_out_and_named(tmp_path: Path, chat_folder: Path) -> None:
     """Or one ticket of a new kind, or with a typo, would stop the training of all others."""
     labels, splits = ["a"] * 3 + ["b"] * 3 + ["c", "d", "d"], ["train"] * 7 + ["held_out"] * 2
-    pq.write_table(pa.table({"label": labels, "split": splits}), tmp_path / "part-0.parquet")
-    parts = find_parts(str(tmp_path), ["label"], "clean_corpus")
-    classes, counts, (told,) = find_labels(parts, ())
+    parts = parts_of(tmp_path, labels, splits)
+    classes, counts, (told,) = find_labels(parts, (), ALL)
     assert (classes, counts) == (("a", "b"), [3, 3])
     assert told.endswith("a class with one example, or none to train on: 'c' (1), 'd' (2)")
     found = encoder(chat_folder, "labeled", classes).encode({"text": "x", "label": "c"}, "one")
     assert found.left_out == "of_a_class_too_rare" and not len(found.tokens)
+
+
+def test_classes_weigh_by_what_is_sampled_of_them(tmp_path: Path) -> None:
+    """And one of which nothing is sampled is left out: its weight would be infinite."""
+    parts = parts_of(tmp_path, ["a"] * 400 + ["b"] * 400 + ["c"] * 2, ["train"] * 802)
+    classes, counts, (told,) = find_labels(parts, (), Mixing({"manual": 2}, 0.1))
+    assert classes == ("a", "b") and told.endswith("'c' (2)")
+    assert sum(counts) == pytest.approx(160, rel=0.3)
 
 
 def test_packed_conversations_keep_their_marks(tmp_path: Path, chat_folder: Path) -> None:
