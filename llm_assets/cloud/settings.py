@@ -420,8 +420,8 @@ class CostSettings(Settings):
     """Dollars that the jobs of one run may cost together. Once they are spent, the jobs are
     canceled; after the limit is raised, work resumes from what they saved."""
     monthly_limit: float | None = Field(default=None, gt=0)
-    """Dollars that all jobs may cost together in a calendar month (UTC). The endpoint is not
-    included; set a budget alert for it."""
+    """Dollars that all jobs which begin in a calendar month (UTC) may cost together. The endpoint
+    is not included; set a budget alert for it."""
     prices: dict[str, Annotated[float, Field(ge=0, le=100_000)]] = Field(default_factory=dict)
     """Your own prices, in dollars per hour, for machine types with their accelerators; `dcu` is
     Dataproc's compute unit. With a limit, machine types that the built-in list does not have must
