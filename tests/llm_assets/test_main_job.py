@@ -95,13 +95,16 @@ def test_the_share_that_was_read_does_not_count_the_tokens_that_were_trained_on(
     # Two passes of masked language modeling, which trains on 15% of the tokens.
     trained = {"steps": 12, "tokens_per_second": 9.0, "tokens_seen": 30, "samples_seen": 30}
     trained |= {"samples_replayed": 10, "validation": {"start": 3.0, "end": 2.0}}
-    checkpoint: Any = SimpleNamespace(
-        stats=trained | {"validation_unit": "bits per target"}, url=str(tmp_path)
-    )
+    trained |= {"validation_unit": "bits per target", "coverage": 1.0}
+    checkpoint: Any = SimpleNamespace(stats=trained, url=str(tmp_path))
     shards: Any = SimpleNamespace(stats={"tokens": {"train": 100}, "rows": {"train": 10}})
     told = dict(training_lines(checkpoint, shards))
     assert told["coverage"].startswith("2.0 passes over the")
     assert "bits per target (fewer are better; a target is a token of an answer" in told["training"]
+    # New rows may be read twice, and rows that were left before never.
+    checkpoint.stats["coverage"] = 0.75
+    told = dict(training_lines(checkpoint, shards))
+    assert told["coverage"].startswith("75.0% of the training text read so far, as many")
 
 
 def test_what_changed_and_what_is_held_back_or_left_out_is_on_the_screen(

@@ -175,7 +175,7 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
     if passes < 1 or stats["coverage"] < 1:
         # In tokens, with those that the versions before it have read, as the asset shows it.
         coverage = f"{percent(stats['coverage'])} of the training text read so far, as many rows "
-        coverage += f"as {percent(passes)} of a pass in this run (`checkpoint.budget`)"
+        coverage += f"as {passes:.2g} passes have in this run (`checkpoint.budget`)"
     unit = stats["validation_unit"]
     return [
         (
