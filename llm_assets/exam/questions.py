@@ -217,6 +217,8 @@ def _find_contradictions(
     in regular form.
     """
     longest: dict[str, float] = defaultdict(float)
+    # Relations of which a value in the table holds no digit.
+    in_words = {fact.relation for fact in stated if not _DIGIT.search(fact.value)}
     wordings: dict[Fact, list[str]] = {}
     for fact, passage in stated.items():
         longest[fact.relation] = max(longest[fact.relation], count_words(fact.value))
@@ -243,16 +245,22 @@ def _find_contradictions(
             if found := facts.get(_key(subject, placed.relation)):
                 others[found].add((placed.document, placed.value))
     for fact, of_fact in others.items():
-        # What is longer than all values is no other value, but a sentence that goes on.
-        most = longest[fact.relation]
+        # What is longer than all values is no other value, but a sentence that goes on; what holds
+        # no digit where all values do is none either: `see below`.
+        most, is_number = longest[fact.relation], fact.relation not in in_words
         of_fact -= {
-            one for one in of_fact if count_words(one[1]) > most or _agree(one[1], fact.value)
+            (document, value)
+            for document, value in of_fact
+            if count_words(value) > most
+            or (is_number and not _DIGIT.search(value))
+            or _agree(value, fact.value)
         }
     return {fact: min(others[fact]) for fact in stated if others[fact]}
 
 
 _GAP = "\0"
 """Stands for the value in what states it."""
+_DIGIT = re.compile(r"\d")
 _SENTENCE = re.compile(r"\S(?:[^.!?\n\u3002]|[.!?](?=\S))*[.!?\u3002]?")
 
 
@@ -275,9 +283,10 @@ def _key(subject: str, relation: str) -> tuple[str, str]:
 
 
 def _agree(value: str, other: str) -> bool:
-    """Whether one value is the other, or states it more closely: `3 kg` and `3`."""
+    """Whether one value is the other, or states it more closely: `3 kg` and `3`, or `3kg`."""
     one, another = value.casefold(), other.casefold()
-    return holds(one, another) or holds(another, one)
+    is_same = "".join(one.split()) == "".join(another.split())
+    return is_same or holds(one, another) or holds(another, one)
 
 
 def _is_given_away(fact: Fact, forms: dict[str, Forms]) -> bool:

@@ -190,6 +190,21 @@ def test_a_fact_on_which_documents_contradict_each_other_is_left_out_and_named(
     assert take(texts=[*texts, ("new", text, "held_out")])[1]["contradicted"] == []
 
 
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [("5 kg", "5 kg"), ("3kg", None), ("see below", None), ("n/a", None)],
+)
+def test_only_another_number_contradicts_a_number(take: Take, said: str, value: str | None) -> None:
+    facts = FACTS.replace("Riga", "3 kg").replace("Lyon", "4 kg").replace("Porto", "6 kg")
+    weights = {"Velora lamp": "3 kg", "Ostrin scale": "4 kg", "Sandrel clock": "6 kg"}.items()
+    texts = [(name, f"The {name} is made in {weight}.", "train") for name, weight in weights]
+    lines = (f"# Velora lamp\n\nTown: {said}\n", f"The Velora lamp is made in {said}.")
+    for text in lines:
+        _, stats = take(facts=facts, texts=[*texts, ("new", text, "train")])
+        named = f"Velora lamp: town ('3 kg' in Velora lamp, {value!r} in new)"
+        assert stats["contradicted"] == [named] * (value is not None)
+
+
 def test_a_passage_is_a_stretch_of_a_long_document(take: Take) -> None:
     filler = "nothing of note happens here " * 60
     long = f"{filler}The Velora lamp is made in Riga. {filler}"
