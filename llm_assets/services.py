@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,8 @@ SAVE_SECONDS = 30.0
 STOP_SECONDS = 60
 """Time for a program to end by itself after supervisord asked it to."""
 POLL_SECONDS = 0.2
+LOOK_SECONDS = 2.0
+"""Between two looks of who waits whether the services are still kept running."""
 PROGRAM_SECONDS = 1.0
 """Time for a new process to execute its program, and so to have an environment."""
 PROGRAM_POLL_SECONDS = 0.001
@@ -246,6 +248,33 @@ def stop(state: Path) -> bool:
         time.sleep(POLL_SECONDS)
     end_leftovers(state)
     return True
+
+
+def wait_for_end(state: Path, signals: Collection[signal.Signals]) -> None:
+    """Return once the services are stopped, by one of these signals or by somebody else.
+
+    Raises:
+        UserError: their supervisor was killed; what it has left is ended.
+    """
+    while signal.sigtimedwait(signals, LOOK_SECONDS) is None:
+        if read_states(state) is not None or _lives(state):
+            continue
+        # One that ends by itself takes its socket away.
+        if not (state / CONTROL_NAME).exists():
+            return
+        end_leftovers(state)
+        raise UserError(
+            "The supervisor of the services was killed, and what it had started is stopped. Start "
+            f"them again with: llm-assets up. Its log: {state}/supervisord.log"
+        )
+    stop(state)
+
+
+def _lives(state: Path) -> bool:
+    """Whether there is a supervisor, which answers nothing while it stops its services."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return int((state / SESSION_NAME).read_text()) in find_leftovers(state)
+    return False
 
 
 def find_leftovers(state: Path) -> list[int]:

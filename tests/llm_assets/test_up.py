@@ -74,8 +74,11 @@ def test_services_answer_come_back_when_killed_and_leave_nothing_behind(
 
 
 @pytest.mark.soak
-def test_a_containers_program_stays_and_stops_its_services_at_a_signal(
-    ready: Project, ports: tuple[str, str]
+@pytest.mark.parametrize(
+    ("end", "code"), [("terminated", 0), ("services stopped", 0), ("supervisor killed", 1)]
+)
+def test_a_containers_program_stays_as_long_as_its_services(
+    ready: Project, ports: tuple[str, str], end: str, code: int
 ) -> None:
     command = [str(Path(sys.executable).parent / "llm-assets"), "up", "--wait"]
     options = ["--port", ports[0], "--board-port", ports[1]]
@@ -85,9 +88,15 @@ def test_a_containers_program_stays_and_stops_its_services_at_a_signal(
     assert process.stdout is not None
     assert any(b"stop them with" in line for line in process.stdout)
     assert httpx.get(f"http://127.0.0.1:{ports[1]}/").is_success and process.poll() is None
-    process.terminate()
-    assert process.wait(WAIT_SECONDS) == 0
-    assert not find_leftovers(ready.folder / STATE_FOLDER)
+    state = ready.folder / STATE_FOLDER
+    if end == "terminated":
+        process.terminate()
+    elif end == "services stopped":
+        ready.run("llm-assets", "down")
+    else:
+        os.kill(int((state / "supervisord.pid").read_text()), signal.SIGKILL)
+    assert process.wait(WAIT_SECONDS) == code
+    assert not find_leftovers(state)
 
 
 def test_a_folder_that_is_no_project_is_told(project: Project) -> None:

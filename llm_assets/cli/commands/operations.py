@@ -143,8 +143,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
     if wait:
         # Blocked only now: the services would inherit the mask and never hear a signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-        signal.sigwait(ENDING)
-        services.stop(Path.cwd() / services.STATE_FOLDER)
+        services.wait_for_end(Path.cwd() / services.STATE_FOLDER, ENDING)
 
 
 @click.command()
