@@ -6,6 +6,7 @@ history in another database is read through Dagster itself.
 
 import json
 import os
+import re
 import shlex
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,6 +194,9 @@ def _tell_tick(name: str, timestamp: float, reason: str | None, failed: bool) ->
     none to send."""
     if not reason or (not failed and name.rpartition("__")[2] in NOTIFYING):
         return []
+    if failed:
+        # Dagster begins what was raised with its class, of which people know nothing.
+        reason = re.sub(r"^(\w+\.)+\w+: ", "", reason)
     at, outcome = datetime.fromtimestamp(timestamp, UTC), "failed" if failed else "waits"
     return [f"{name} {outcome} ({at:%Y-%m-%d %H:%M} UTC): {reason.strip()}"]
 
