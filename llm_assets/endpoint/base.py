@@ -446,9 +446,12 @@ class LocalServingPlatform(ServingPlatform):
         desired = model_to_serve(settings, version).model_copy(update={"judged": documents})
         endpoint = process.start(endpoint_folder(settings), desired, report, still_wanted)
         comparison, url = endpoint.route.comparison, endpoint.status.url
+        variable = settings.endpoint.token_variable
         return LiveAddress(
             url=url,
             predict_url=f"{url}/predict",
+            # The shell fills in the token.
+            authorization=f'"Authorization: Bearer ${variable}"' if variable else "",
             changed=endpoint.changed,
             engine=endpoint.route.engine,
             compared=str(comparison or (UNCHECKED if desired.judged else NOT_COMPARED)),

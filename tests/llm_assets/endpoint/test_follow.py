@@ -1,14 +1,19 @@
 """What serves where the wanted version cannot."""
 
+import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from io import StringIO
 from pathlib import Path
 
+import httpx
 import pytest
 from dagster import DagsterInstance
+from rich.console import Console
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.leases import local_lease
@@ -17,6 +22,7 @@ from artifacts.store.manifest import dump_with_checksum
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.cli.main import commands
+from llm_assets.cli.pipeline.summary import print_request
 from llm_assets.cli.session import Session
 from llm_assets.cli.status import screen, status_of
 from llm_assets.cli.versions import list_versions
@@ -376,3 +382,22 @@ def test_an_endpoint_that_is_stopped_during_a_rollout_stays_stopped(served: Serv
         with pytest.raises(RolloutFailed, match="was stopped before it served version 0"):
             rolling_out.result()
     assert not served.platform.serves(served.settings)
+
+
+def test_the_line_to_paste_has_the_name_of_the_tokens_variable_and_not_the_token(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENDPOINT_TOKEN", "hunter2")
+    endpoint = served.settings.endpoint.model_copy(update={"token_variable": "ENDPOINT_TOKEN"})
+    served.settings = served.settings.model_copy(update={"endpoint": endpoint})
+    _, address = serve_wanted(
+        served.registry, served.platform, served.settings, served.record, served.lines.append
+    )
+    told = StringIO()
+    print_request(Console(file=told), address.model_dump(), {}, True, "pretraining")
+    (line,) = [line for line in told.getvalue().splitlines() if line.startswith("curl ")]
+    url, *headers = [part for part in shlex.split(line) if part.startswith(("http", "Auth"))]
+    assert url == address.predict_url and headers == ["Authorization: Bearer $ENDPOINT_TOKEN"]
+    header = dict([os.path.expandvars(headers[0]).split(": ")])
+    assert httpx.post(url, json={"instances": ["a"]}).status_code == 401
+    assert httpx.post(url, json={"instances": ["a"]}, headers=header).status_code == 200
