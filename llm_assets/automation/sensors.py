@@ -197,6 +197,13 @@ def _decide_on_text(
     question = ask(text.name, state, versions, automation)
     if isinstance(question, Wait):
         return question
+    if not state.versions and _has_retrained(context.instance, settings):
+        # A store that is not there looks like a new one, whose first model would be served.
+        return Wait(
+            f"The store {settings.store} has no version of {settings.name}, though runs have made "
+            "some: is its disk mounted, and `store` right? To begin again: llm-assets run",
+            is_alarm=True,
+        )
     earlier_text = known_texts.get(question.against) if question.against is not None else None
     is_unread, reads_on = question.is_unread, earlier_text == text.name
     if question.against is not None and is_unread:
@@ -236,6 +243,15 @@ def _decide_on_text(
         overrides |= {"from_version": question.against}
     config = training_config(settings, overrides)
     return request_run(question, Runs(context.instance, settings), now, history.TEXT_SENSOR, config)
+
+
+def _has_retrained(instance: dg.DagsterInstance, settings: PipelineSettings) -> bool:
+    succeeded = dg.RunsFilter(
+        job_name=settings.dagster_name(RETRAINING),
+        tags={history.PIPELINE_TAG: settings.name},
+        statuses=[dg.DagsterRunStatus.SUCCESS],
+    )
+    return bool(instance.get_run_records(succeeded, limit=1))
 
 
 def _known_texts(pipeline: PipelineResource, state: RegistryState) -> dict[int, str]:

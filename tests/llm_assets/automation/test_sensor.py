@@ -98,6 +98,20 @@ def test_lists_of_files_are_kept_of_texts_that_can_still_be_compared(automated: 
     assert {wanted, *beside} <= {*left} and len(left) == 2 + len(beside)
 
 
+def test_a_store_that_is_not_there_is_no_new_one(automated: Automated) -> None:
+    automated.add()
+    automated.end(automated.launch(automated.tick()), succeeded=True)
+    store = automated.project.folder / "store"
+    store.rename(automated.project.folder / "unmounted")
+    store.mkdir()
+    told = str(automated.tick())
+    assert "no version of manual, though runs have made some: is its disk mounted" in told
+    # Under another name, a new line of models begins.
+    config = automated.project.config
+    config.write_text(config.read_text().replace("name: manual\n", "name: second\n", 1))
+    automated.expect_run()
+
+
 def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated) -> None:
     automated.automate(retries=1, retry_minutes=60)
     automated.add()
