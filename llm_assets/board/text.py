@@ -116,7 +116,7 @@ def routes(board: Board) -> list[Route]:
             "changes": board.remember(find_changes, pair, hidden) if all(pair) else {},
             "is_cleaned": raw and raw.fingerprint == made_of,
             "dropped": dropped,
-            "held_back": tell_held_back(clean.stats) if clean else "",
+            "held_back": tell_held_back(clean.stats, hidden) if clean else "",
             "share": champion and champion.coverage is not None and describe_coverage(champion),
             "coverage": find_coverage(board),
             "most_times": MOST_TIMES,

@@ -108,15 +108,21 @@ def find_dropped(
     return DroppedDocuments(clean.stats["dropped"], copies, examples, clusters, similar.to_pylist())
 
 
-def tell_held_back(stats: Mapping[str, Any]) -> str:
-    """How many new versions of text that judges are not learned, and what to do; empty without."""
+def tell_held_back(stats: Mapping[str, Any], hidden: Collection[str] = ()) -> str:
+    """How many new versions of text that judges are not learned, and what to do; empty without.
+
+    Ids that are hidden are not named.
+    """
     if not (held := stats.get("held_back")):
         return ""
     original = repr(held["original"]) if held["original"] else "one that left the sources"
+    named = f", the most ({held['versions']:,}) of {original}, such as {held['first']!r}"
+    if not {held["original"], held["first"]}.isdisjoint(hidden):
+        named = ""
     return (
-        f"{counted(held['documents'], 'new version')} of documents that judge, the most "
-        f"({held['versions']:,}) of {original}, such as {held['first']!r}: not learned, since the "
-        "old versions judge. Take these out of the sources, and the new ones judge instead."
+        f"{counted(held['documents'], 'new version')} of documents that judge{named}: not learned, "
+        "since the old versions judge. Take these out of the sources, and the new ones judge "
+        "instead."
     )
 
 

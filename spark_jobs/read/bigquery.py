@@ -25,6 +25,9 @@ from spark_jobs.read.source_file import RemoteFile
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
+PLAN_SECONDS = 20.0
+"""Time for a dry run, after which a network counts as gone: by itself, the client tries for ten
+minutes."""
 EXPORTED_NAME = "exported.json"
 CUT_LIST = 50
 """If a query reads so many tables, BigQuery's list of them may be incomplete
@@ -65,14 +68,20 @@ def plan_query(source: BigQuery) -> Any:
     Raises:
         UserError: the table, a column or a right is missing, or the text column holds no text.
     """
-    from google.cloud.bigquery import QueryJobConfig
+    from google.cloud.bigquery import DEFAULT_RETRY, QueryJobConfig
 
     named = {"id": source.id_column, "text": source.text_column}
     named |= {"watermark": source.watermark_column} if source.watermark_column else {}
     columns = ", ".join(f"`{column}` AS {name}" for name, column in named.items())
     statement = f"SELECT {columns} FROM {source.origin}"
     with _client(source) as client:
-        plan = client.query(statement, job_config=QueryJobConfig(dry_run=True))
+        plan = client.query(
+            statement,
+            job_config=QueryJobConfig(dry_run=True),
+            retry=DEFAULT_RETRY.with_timeout(PLAN_SECONDS),
+            timeout=PLAN_SECONDS,
+            job_retry=None,
+        )
     text = plan.schema[1]
     kind = f"ARRAY<{text.field_type}>" if text.mode == "REPEATED" else text.field_type
     if kind != "STRING":
@@ -203,7 +212,7 @@ def export_statement(source: BigQuery, folder: str) -> str:
 @contextmanager
 def _client(source: BigQuery) -> Iterator[Any]:
     """A client of BigQuery; what Google refuses becomes a UserError."""
-    from google.api_core.exceptions import GoogleAPICallError
+    from google.api_core.exceptions import GoogleAPICallError, RetryError
     from google.auth.exceptions import GoogleAuthError
     from google.cloud.bigquery import Client
 
@@ -211,6 +220,11 @@ def _client(source: BigQuery) -> Iterator[Any]:
         yield Client(project=source.project, location=source.location)
     except GoogleAPICallError as error:
         raise UserError(_explain(source, error)) from error
+    except RetryError as error:
+        raise UserError(
+            f"BigQuery does not answer for source `{source.name}`: {error.cause}\nIs there a "
+            "network, and may this machine reach bigquery.googleapis.com?"
+        ) from error
     except GoogleAuthError as error:
         raise UserError(
             f"BigQuery cannot be asked for source `{source.name}`: {error}\nSign in with: gcloud "

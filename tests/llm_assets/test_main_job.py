@@ -31,6 +31,7 @@ from llm_assets.cli.pipeline.summary import (
     training_lines,
 )
 from llm_assets.registry.base import LocalRegistry
+from llm_assets.tracing.dropped import tell_held_back
 from llm_assets.tracing.explain import form_shown, read_samples
 from recipes.evaluation.settings import ANSWER_BITS_PER_BYTE, BITS_PER_BYTE
 from recipes.spec import METRICS_NAME, read_metrics
@@ -137,6 +138,10 @@ def test_what_changed_and_what_is_held_back_or_left_out_is_on_the_screen(
     new = clean.stats["documents"]
     assert told["changed"] == f"manual: {new:,} new, 1 gone; old: 1 gone"
     assert told["held back"].startswith("3 new versions of documents that judge, the most (2) of")
+    # Of a forgotten document, the board does not even show the id.
+    assert "'a'" not in tell_held_back(clean.stats, {"b"}) and "3 new" in tell_held_back(
+        clean.stats, {"a"}
+    )
     # Before the training, too, which may take hours.
     assert shards_view(shards)["summary"].endswith(" train on, 20 documents left out")
 

@@ -158,7 +158,6 @@ def _check_project(
     from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
     from llm_assets.cloud.setup.check import Uses
     from llm_assets.cloud.setup.check import check as check_project
-    from llm_assets.preflight.check import find_sources
 
     cloud = load_cloud_settings()
     runner = settings.training_place
@@ -191,6 +190,9 @@ def _check_project(
         )
     # With the rights that were asked for above; where this machine reads, it was done already.
     if settings.platform != "local":
+        # Imported late, since it needs more than what was checked above.
+        from llm_assets.preflight.check import find_sources
+
         find_sources(settings.raw_corpus)
 
 

@@ -16,12 +16,14 @@ from spark_jobs.read.bigquery import (
     export_folder,
     export_statement,
     fingerprint_bigquery,
+    plan_query,
 )
 from spark_jobs.read.document import Document
 from spark_jobs.read.settings import BigQuery, RawCorpusSettings
 from spark_jobs.read.snapshot import listed_chunk, write_snapshot
-from tests.stand_ins.bigquery import Slowness, add_rows, fill_table, running_bigquery
+from tests.stand_ins.bigquery import HOST_VARIABLE, Slowness, add_rows, fill_table, running_bigquery
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
+from tests.stand_ins.processes import free_port
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Client
@@ -145,6 +147,16 @@ def test_a_text_column_that_is_gone_or_no_text_is_told_though_no_row_is_new(
     client.query(change.format(TABLE)).result()
     with pytest.raises(UserError, match=told):
         fingerprint_bigquery(settings(watermark_column="ingested_at"))
+
+
+def test_a_service_that_cannot_be_reached_is_told_within_seconds(
+    client: "Client", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, the client tries for ten minutes, in which `check` says nothing."""
+    monkeypatch.setenv(HOST_VARIABLE, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr("spark_jobs.read.bigquery.PLAN_SECONDS", 2.0)
+    with pytest.raises(UserError, match=r"does not answer for source `bigquery`: .*\nIs there a"):
+        plan_query(settings())
 
 
 def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> None:
