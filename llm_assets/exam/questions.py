@@ -233,7 +233,7 @@ def _find_contradictions(
         lowered = text.casefold()
         named = [fact for fact, subject in subjects.items() if may_hold(lowered, subject)]
         for fact in named:
-            values = _values_told(text, wordings[fact])
+            values = _values_told(text, lowered, wordings[fact])
             others[fact].update((document, value) for value in values)
         if named:
             regular += (PlacedFact(document, *one) for one in regular_facts(text))
@@ -264,12 +264,13 @@ _DIGIT = re.compile(r"\d")
 _SENTENCE = re.compile(r"\S(?:[^.!?\n\u3002]|[.!?](?=\S))*[.!?\u3002]?")
 
 
-def _values_told(text: str, wordings: Iterable[str]) -> Iterator[str]:
-    """What a text has in the place of the value, in any of these wordings."""
+def _values_told(text: str, lowered: str, wordings: Iterable[str]) -> Iterator[str]:
+    """What a text, here also in lower case, has in the place of the value, in any of these
+    wordings."""
     for wording in wordings:
         before, _, after = wording.strip(" .").partition(_GAP)
         # Where the value comes first, nothing says where it begins.
-        if _GAP in after or not may_hold(text.casefold(), before.casefold()):
+        if _GAP in after or not may_hold(lowered, before.casefold()):
             continue
         parts = (r"\s+".join(map(re.escape, part.split(" "))) for part in (before, after))
         # A sentence or a part of it ends after the wording; a number does not.
